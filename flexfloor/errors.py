@@ -1,4 +1,4 @@
-"""Error classes. `ValueError` is for what a user can cause in a call; these are for what a caller may handle."""
+"""Error classes. `ValueError` is for what a user can cause in a call; these are what a caller may handle."""
 
 
 class FlexfloorError(Exception):

@@ -1,4 +1,4 @@
-"""Frozen carriers that more than one room reads. No logic beyond derived properties, no imports beyond typing."""
+"""Frozen carriers that more than one room reads. No logic beyond derived properties."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum

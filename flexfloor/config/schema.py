@@ -1,4 +1,4 @@
-"""The schema of every Hydra group. Enum members are lower case because OmegaConf matches the member's name."""
+"""The schema of every Hydra group. Enum members are lower case: OmegaConf matches the member's name."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
