@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Sets everything up and runs every check: lint, types, import rules, unit and integration tests.
+#
+#   scripts/test.sh [--full] [--unit] [--torch-index URL] [pytest arguments ...]
+#
+#   --full   also the long tests (marker `full`)
+#   --unit   only lint, types and unit tests (seconds)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+setup_args=()
+marks="not full and not gpu"
+paths=(tests)
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --torch-index) [ $# -ge 2 ] || { echo "test: --torch-index needs a URL" >&2; exit 2; }; setup_args+=("$1" "$2"); shift 2 ;;
+    --torch-index=*|--recreate) setup_args+=("$1"); shift ;;
+    --full) marks="not gpu"; shift ;;
+    --unit) paths=(tests/unit); shift ;;
+    -h|--help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) break ;;
+  esac
+done
+scripts/setup.sh ${setup_args[@]+"${setup_args[@]}"}
+
+step() { printf '\n== %s\n' "$*"; "$@"; }
+export PATH="$PWD/.venv/bin:$PATH"
+step ruff check .
+step mypy
+step lint-imports
+step pytest -m "$marks" "${paths[@]}" "$@"
