@@ -1,0 +1,131 @@
+"""The two services of a run, the SGLang server and the Megatron-Core trainer: started or attached, watched, ended."""
+
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from flexfloor.config import TrainConfig
+from flexfloor.errors import FlexfloorError
+from flexfloor.processes import ChildProcess, ChildProcesses
+from flexfloor.rollout.server import server_argv
+from flexfloor.training.client import TrainerClient
+from flexfloor.training.launch import TrainerSpec, encode_spec, trainer_argv, trainer_env
+
+
+class Services:
+    """Starts what the config does not attach to. `check()` raises when anything that was started has ended."""
+
+    def __init__(self, config: TrainConfig, children: ChildProcesses, socket_dir: Path) -> None:
+        self._config = config
+        self._children = children
+        self._socket_dir = socket_dir
+        self._run_dir = Path(config.run_dir)
+
+    def check(self) -> None:
+        self._children.check()
+
+    def is_healthy(self) -> bool:
+        """True, or ChildProcessError with the last lines of the process that ended."""
+        self._children.check()
+        return True
+
+    def start_server(self, model_path: Path) -> str:
+        """Start the server and return its URL at once; it becomes ready later."""
+        cluster = self._config.cluster
+        if cluster.server_url is not None:
+            return cluster.server_url.rstrip("/")
+        port = free_port()
+        self._children.start(
+            "server",
+            server_argv(self._config, port=port, model_path=str(model_path)),
+            log_path=self._run_dir / "logs" / "server.log",
+            # Its schedulers end with it; a graceful shut-down would only linger.
+            parent_death_signal=signal.SIGKILL,
+        )
+        return f"http://127.0.0.1:{port}"
+
+    def start_trainer(self, model_path: Path, name: str) -> "TrainerHandle":
+        """Start the trainer's processes and return at once; `ready` waits for them."""
+        cluster = self._config.cluster
+        if cluster.trainer_endpoint is not None:
+            return TrainerHandle(self, cluster.trainer_endpoint, None)
+        endpoint = f"ipc://{self._socket_dir / name}.sock"
+        spec_path = self._run_dir / f"{name}.json"
+        spec_path.write_bytes(encode_spec(self._spec(endpoint, model_path)))
+        child = self._children.start(
+            name,
+            trainer_argv(str(spec_path), self._config.trainer.num_ranks),
+            env=trainer_env(os.environ, cluster.device),
+            log_path=self._run_dir / "logs" / f"{name}.log",
+        )
+        return TrainerHandle(self, endpoint, child)
+
+    def stop(self, child: ChildProcess) -> None:
+        self._children.stop(child)
+
+    @property
+    def trainer_start_timeout_s(self) -> float:
+        return self._config.cluster.trainer_start_timeout_s
+
+    @property
+    def step_timeout_s(self) -> float:
+        return self._config.trainer.step_timeout_s
+
+    def _spec(self, endpoint: str, model_path: Path) -> TrainerSpec:
+        config = self._config
+        return TrainerSpec(
+            endpoint=endpoint,
+            checkpoint_path=str(model_path),
+            device=config.cluster.device,
+            dtype=config.model.dtype,
+            context_tokens=config.model.context_tokens,
+            max_response_tokens=config.rollout.max_response_tokens,
+            seed=config.seed,
+            trainer=config.trainer,
+            algorithm=config.algorithm,
+            work_dir=str(self._run_dir / "sync"),
+        )
+
+
+class TrainerHandle:
+    """A trainer that is starting or running."""
+
+    def __init__(self, services: Services, endpoint: str, child: ChildProcess | None) -> None:
+        self._services = services
+        self._endpoint = endpoint
+        self._child = child
+
+    @contextmanager
+    def ready(self) -> Iterator[TrainerClient]:
+        """Wait for it and hand out its client; a trainer that was started here ends with the block."""
+        services = self._services
+        with TrainerClient(
+            self._endpoint, is_alive=services.is_healthy, deadline_s=services.step_timeout_s
+        ) as client:
+            client.wait_ready(services.trainer_start_timeout_s)
+            yield client
+            if self._child is None:
+                return
+            # Its work is done and saved: one that will not end in good order is ended by force below.
+            with suppress(FlexfloorError):
+                client.shutdown()
+        services.stop(self._child)
+
+
+@contextmanager
+def private_socket_dir() -> Iterator[Path]:
+    """A short path that only this user can enter; Unix socket paths are limited to about 100 bytes."""
+    with tempfile.TemporaryDirectory(prefix="flexfloor-") as folder:
+        yield Path(folder)
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
