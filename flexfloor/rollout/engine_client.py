@@ -1,0 +1,352 @@
+"""Async HTTP client of one SGLang server (one EP group).
+
+Every wait has a deadline: connecting, each control call, and the caller's own around a stream (the client
+does not know how long a response may queue). Streams are server-sent events; the server says in /server_info
+whether an event repeats the tokens before it (`incremental_streaming_output` off) or holds only new ones.
+"""
+
+import asyncio
+import logging
+import resource
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+from flexfloor.errors import DeadlineExceeded, StaleWeightsError
+from flexfloor.rollout.engine import Chunk, EngineRefused, ResponseLost
+from flexfloor.types import EngineCounters, FinishReason, ResponseRequest
+
+logger = logging.getLogger(__name__)
+
+_MAX_OPEN_FILES = 65_536
+# uvicorn drops an idle connection after 5 s; a request sent into that moment would be lost.
+_KEEPALIVE_S = 2.0
+_POLL_S = 0.25
+
+_LOST = (aiohttp.ClientError, ConnectionError, TimeoutError)
+
+
+class _Finish(msgspec.Struct):
+    type: str
+    message: str | None = None
+    status_code: int | None = None
+
+
+class _VersionSpan(msgspec.Struct):
+    version: str
+
+
+class _MetaInfo(msgspec.Struct):
+    finish_reason: _Finish | None
+    weight_version: str
+    completion_tokens: int = 0
+    """Tokens of the request so far, this event's included."""
+    output_token_logprobs: list[tuple[float | None, int, str | None]] = []
+    weight_versions: list[_VersionSpan] | None = None
+
+
+class _StreamError(msgspec.Struct):
+    message: str
+    code: int | None = None
+
+
+class _Event(msgspec.Struct):
+    """The part of a stream event that is read; everything else is skipped undecoded."""
+
+    output_ids: list[int] = []
+    meta_info: _MetaInfo | None = None
+    error: _StreamError | None = None
+
+
+class _RankCounters(msgspec.Struct):
+    dp_rank: int
+    num_iterations: int
+    num_prefill_iterations: int
+    num_idle_iterations: int
+
+
+class _RankState(msgspec.Struct):
+    flexfloor: _RankCounters | None = None
+
+
+class _ServerInfo(msgspec.Struct):
+    internal_states: list[_RankState]
+    incremental_streaming_output: bool = False
+
+
+class _ModelInfo(msgspec.Struct):
+    weight_version: str
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_server_info = msgspec.json.Decoder(_ServerInfo).decode
+_decode_model_info = msgspec.json.Decoder(_ModelInfo).decode
+_encode_json = msgspec.json.Encoder().encode
+
+
+class EngineClient:
+    """Use as `async with EngineClient(url, ...) as engine:`.
+
+    `temperature` and `top_p` apply to every response. `connect_timeout_s` bounds a connect,
+    `control_timeout_s` one control call.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        connect_timeout_s: float = 10.0,
+        control_timeout_s: float = 60.0,
+        api_key: str | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._sampling = {"temperature": temperature, "top_p": top_p}
+        self._stream_timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
+        self._control_timeout = aiohttp.ClientTimeout(total=control_timeout_s, sock_connect=connect_timeout_s)
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        # Request ids of an earlier driver may still be running on the same server.
+        self._life = uuid.uuid4().hex[:8]
+        self._live_rids: dict[str, set[str]] = {}
+        self._is_incremental = True
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        _allow_open_files()
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
+        self._http = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    async def wait_ready(self, timeout_s: float, *, check_alive: Callable[[], None] = lambda: None) -> None:
+        """Poll /health until the server answers 200, then learn how it streams.
+
+        `check_alive` is called between polls and may raise, e.g. when the server's process has ended. Raises
+        DeadlineExceeded after `timeout_s`.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        last = "no answer yet"
+        while time.monotonic() < deadline_s:
+            check_alive()
+            last = await self._health()
+            if not last:
+                await self._learn_streaming()
+                return
+            await asyncio.sleep(_POLL_S)
+        raise DeadlineExceeded(f"{self.url} was not ready after {timeout_s:.0f} s; last: {last}")
+
+    def generate_stream(
+        self, request: ResponseRequest, *, dp_rank: int, attempt: int
+    ) -> AsyncGenerator[Chunk, None]:
+        """See `Engine.generate_stream`."""
+        return self._stream(request, dp_rank, attempt)
+
+    async def abort(self, response_id: str | None = None) -> None:
+        """End all attempts of a response, or of every response (None)."""
+        if response_id is None:
+            await self._control("POST", "/abort_request", {"abort_all": True})
+            return
+        # The engine knows requests by their exact rid only, which differs between attempts.
+        for rid in tuple(self._live_rids.get(response_id, ())):
+            await self._control("POST", "/abort_request", {"rid": rid})
+
+    async def flush_cache(self, timeout_s: float = 30.0) -> None:
+        """Forget cached prefixes; waits up to `timeout_s` for the engine to be idle, then raises."""
+        await self._control("POST", f"/flush_cache?timeout={timeout_s:g}", None)
+
+    async def weight_version(self) -> int:
+        """Version of the weights in the server now."""
+        return _version_number(_decode_model_info(await self._control("GET", "/model_info")).weight_version)
+
+    async def counters(self) -> EngineCounters:
+        """Iterations per rank since the server's start. Raises EngineRefused where the server counts none."""
+        info = _decode_server_info(await self._control("GET", "/server_info"))
+        ranks = [state.flexfloor for state in info.internal_states if state.flexfloor is not None]
+        if not ranks or len(ranks) != len(info.internal_states):
+            raise EngineRefused(f"{self.url}/server_info has no iteration counters: is it a flexfloor-serve?")
+        # The server lists its ranks in the order in which they happened to answer.
+        ranks.sort(key=lambda rank: rank.dp_rank)
+        return EngineCounters(
+            num_iterations=tuple(rank.num_iterations for rank in ranks),
+            num_prefill_iterations=tuple(rank.num_prefill_iterations for rank in ranks),
+            num_idle_iterations=tuple(rank.num_idle_iterations for rank in ranks),
+        )
+
+    def _payload(self, request: ResponseRequest, dp_rank: int, rid: str) -> bytes:
+        sampling = {
+            **self._sampling,
+            "max_new_tokens": request.max_response_tokens,
+            "sampling_seed": request.sampling_seed,
+        }
+        return _encode_json(
+            {
+                "rid": rid,
+                "input_ids": request.prompt_token_ids,
+                "sampling_params": sampling,
+                "routed_dp_rank": dp_rank,
+                "return_logprob": True,
+                "stream": True,
+            }
+        )
+
+    async def _stream(
+        self, request: ResponseRequest, dp_rank: int, attempt: int
+    ) -> AsyncGenerator[Chunk, None]:
+        # The closing "." keeps one rid from being the beginning of another: the engine's abort matches that.
+        rid = f"{request.response_id}@{self._life}.{attempt}."
+        rids = self._live_rids.setdefault(request.response_id, set())
+        rids.add(rid)
+        payload, num_seen = self._payload(request, dp_rank, rid), 0
+        try:
+            async with self._session.post(
+                f"{self.url}/generate", data=payload, timeout=self._stream_timeout
+            ) as answer:
+                await _check_status(answer)
+                async for event in _events(answer.content):
+                    chunk = _chunk(event, num_seen, self._is_incremental)
+                    num_seen += len(chunk.token_ids)
+                    yield chunk
+        except _LOST as error:
+            raise ResponseLost(f"connection to {self.url} lost: {error!r}") from error
+        finally:
+            rids.discard(rid)
+            if not rids:
+                self._live_rids.pop(request.response_id, None)
+
+    async def _control(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        data = _encode_json(body) if body is not None else None
+        try:
+            async with self._session.request(
+                method, self.url + path, data=data, timeout=self._control_timeout
+            ) as answer:
+                await _check_status(answer)
+                return await answer.read()
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{method} {self.url}{path}: {self._control_timeout.total} s") from error
+        except _LOST as error:
+            raise ResponseLost(f"{method} {self.url}{path}: {error!r}") from error
+
+    async def _health(self) -> str:
+        """Empty when the server is healthy, else what it said."""
+        try:
+            async with self._session.get(f"{self.url}/health", timeout=self._control_timeout) as answer:
+                return "" if answer.status == 200 else f"HTTP {answer.status}"
+        except _LOST as error:
+            return repr(error)
+
+    async def _learn_streaming(self) -> None:
+        info = _decode_server_info(await self._control("GET", "/server_info"))
+        self._is_incremental = info.incremental_streaming_output
+        if not self._is_incremental:
+            logger.warning("event=cumulative_streaming url=%s cost grows with the square of length", self.url)
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        assert self._http is not None, "EngineClient is used outside its `async with`"
+        return self._http
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[_Event]:
+    """Server-sent events up to [DONE]; a last event that was cut off is not among them."""
+    pending = b""
+    while data := await content.readany():
+        *whole, pending = (pending + data).split(b"\n\n")
+        for line in whole:
+            body = line.removeprefix(b"data: ")
+            if body == b"[DONE]":
+                return
+            yield _decode_or_lost(body)
+
+
+def _decode_or_lost(body: bytes) -> _Event:
+    try:
+        return _decode_event(body)
+    except msgspec.DecodeError as error:
+        raise ResponseLost(f"the engine sent what is not a stream event: {error}: {body[:200]!r}") from error
+
+
+def _chunk(event: _Event, num_seen: int, is_incremental: bool) -> Chunk:
+    """The event's new tokens, after `num_seen` tokens of the same attempt."""
+    if event.error is not None:
+        raise _failure(event.error.code, event.error.message)
+    meta = event.meta_info
+    if meta is None:
+        raise ResponseLost("the engine sent an event without meta_info")
+    finish = meta.finish_reason
+    if finish is not None and finish.type == "abort" and finish.status_code is not None:
+        raise _failure(finish.status_code, finish.message or "")
+    token_ids, entries = event.output_ids, meta.output_token_logprobs
+    if not is_incremental:
+        token_ids, entries = token_ids[num_seen:], entries[num_seen:]
+    if finish is not None and finish.type == "abort" and meta.completion_tokens != num_seen + len(token_ids):
+        # An abort of a queued request repeats its last token; what is left out here is drawn again.
+        token_ids, entries = [], []
+    return Chunk(
+        token_ids=token_ids,
+        logprobs=_logprobs(token_ids, entries),
+        weight_version=_version(meta),
+        finish_reason=None if finish is None else FinishReason(finish.type),
+        message=(finish.message or "") if finish else "",
+    )
+
+
+def _logprobs(token_ids: list[int], entries: list[tuple[float | None, int, str | None]]) -> list[float]:
+    logprobs: list[float] = []
+    for token_id, (logprob, of_token_id, _) in zip(token_ids, entries, strict=False):
+        # JSON has no NaN: the engine writes null.
+        if of_token_id != token_id or logprob is None:
+            raise ResponseLost(f"token {token_id} came with logprob {logprob} of token {of_token_id}")
+        logprobs.append(logprob)
+    if len(entries) != len(token_ids):
+        raise ResponseLost(f"the engine sent {len(token_ids)} tokens and {len(entries)} logprobs")
+    return logprobs
+
+
+def _version(meta: _MetaInfo) -> int:
+    spans = {span.version for span in meta.weight_versions or ()}
+    if len(spans) > 1:
+        raise StaleWeightsError(f"weights changed within a response: versions {sorted(spans)}")
+    return _version_number(spans.pop() if spans else meta.weight_version)
+
+
+def _version_number(version: str) -> int:
+    try:
+        return int(version)
+    except ValueError:
+        raise StaleWeightsError(
+            f"the server's weight_version is {version!r}, not a number; start it with --weight-version N"
+        ) from None
+
+
+async def _check_status(answer: aiohttp.ClientResponse) -> None:
+    if answer.status != 200:
+        raise _failure(answer.status, (await answer.text())[:500])
+
+
+def _failure(status: int | None, message: str) -> ResponseLost | EngineRefused:
+    """4xx is about the request, but for 408 and 429; everything else may go well next time."""
+    if status is not None and 400 <= status < 500 and status not in (408, 429):
+        return EngineRefused(f"the engine refused the request ({status}): {message}")
+    return ResponseLost(f"the engine failed ({status}): {message}")
+
+
+def _allow_open_files() -> None:
+    """A stream per response needs a file descriptor each; the usual soft limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

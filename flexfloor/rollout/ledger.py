@@ -1,0 +1,211 @@
+"""The ledger: every response of one rollout step in an append-only file that survives a crash.
+
+Format: the 8 bytes `FFLEDGR1`, then frames. A frame is `length, crc32(length), crc32(payload)` as three
+little-endian uint32, then `length` bytes of payload: one msgpack record of `flexfloor.records`. The length
+has its own checksum so that a flipped bit in it is not mistaken for the end of the file.
+
+Torn tail: a crash may cut the last frame anywhere, or leave zeros after it. Reading stops cleanly before it
+and reports how many bytes it left; opening for append cuts them off. Any other damage raises LedgerError.
+
+Durability: each record goes to the operating system in one write(2) before `append` returns, so a killed
+process loses nothing. fsync comes after every `sync_every` finished responses and at `sync`/`close`; a power
+cut loses at most what came after, and those responses are continued or drawn again under their own seeds.
+"""
+
+import os
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from zlib import crc32
+
+import msgspec
+
+from flexfloor.errors import LedgerError
+from flexfloor.records import LEDGER_FORMAT_VERSION, Finished, LedgerRecord, StepOpened
+from flexfloor.rollout.step_state import StepState
+
+_MAGIC = b"FFLEDGR1"
+_HEADER = struct.Struct("<III")
+_LENGTH = struct.Struct("<I")
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(LedgerRecord).decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerContents:
+    """What reading a ledger gave: the folded state, and the torn tail that was left aside."""
+
+    state: StepState
+    num_records: int
+    good_bytes: int
+    """The file up to and with the last whole record."""
+    torn_bytes: int
+    """Bytes after it; 0 unless a crash cut a record."""
+
+
+def step_path(folder: Path, rollout_step: int) -> Path:
+    """File of a step's ledger in its folder."""
+    return folder / f"step-{rollout_step:06d}.ledger"
+
+
+def read_ledger(path: Path) -> LedgerContents:
+    """Read and fold a whole ledger. A torn last record is left aside and reported.
+
+    Raises LedgerError for damage in the middle and for records that contradict each other, StaleWeightsError
+    for a response of another weight_version than the step's.
+    """
+    data = path.read_bytes()
+    if not data.startswith(_MAGIC):
+        if _MAGIC.startswith(data):
+            return LedgerContents(state=StepState(), num_records=0, good_bytes=0, torn_bytes=len(data))
+        raise LedgerError(f"{path} is not a ledger: it begins with {data[: len(_MAGIC)]!r}")
+    state, offset, num_records = StepState(), len(_MAGIC), 0
+    while (payload := _frame_at(data, offset, path)) is not None:
+        state.apply(_record(payload, offset, path))
+        offset += _HEADER.size + len(payload)
+        num_records += 1
+    _check_format(state.opened, path)
+    return LedgerContents(
+        state=state, num_records=num_records, good_bytes=offset, torn_bytes=len(data) - offset
+    )
+
+
+class Ledger:
+    """The open ledger of a running step. One writer; `append` folds the record into `state` and writes it."""
+
+    def __init__(self, path: Path, descriptor: int, state: StepState, sync_every: int) -> None:
+        self.path = path
+        self.state = state
+        self._descriptor = descriptor
+        self._sync_every = sync_every
+        self._num_unsynced = 0
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        rollout_step: int,
+        weight_version: int,
+        num_responses: int,
+        sync_every: int = 64,
+    ) -> Self:
+        """Create the step's ledger, or go on with the one that an interrupted run left.
+
+        Raises LedgerError where the file belongs to another step, weight_version or number of responses.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        contents = read_ledger(path) if path.exists() else None
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        ledger = cls(path, descriptor, contents.state if contents else StepState(), sync_every)
+        wanted = StepOpened(
+            LEDGER_FORMAT_VERSION, rollout_step, weight_version, num_responses, time.monotonic(), time.time()
+        )
+        try:
+            ledger._begin(contents.good_bytes if contents else 0, wanted)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return ledger
+
+    def append(self, record: LedgerRecord) -> bool:
+        """Fold the record into `state` and write it. False: duplicate or late, so not written."""
+        if not self.state.apply(record):
+            return False
+        self._write(_framed(_encode(record)))
+        if isinstance(record, Finished):
+            self._num_unsynced += 1
+            if self._num_unsynced >= self._sync_every:
+                self.sync()
+        return True
+
+    def sync(self) -> None:
+        """Make everything appended so far survive a power cut."""
+        os.fsync(self._descriptor)
+        self._num_unsynced = 0
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            self.sync()
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _begin(self, good_bytes: int, wanted: StepOpened) -> None:
+        os.ftruncate(self._descriptor, good_bytes)
+        os.lseek(self._descriptor, good_bytes, os.SEEK_SET)
+        if good_bytes == 0:
+            self._write(_MAGIC)
+        if self.state.opened is None:
+            self.append(wanted)
+            self.sync()
+        found = self.state.opened
+        assert found is not None, "just appended"
+        if _identity(found) != _identity(wanted):
+            raise LedgerError(
+                f"{self.path} holds (rollout_step, weight_version, num_responses)={_identity(found)}, not "
+                f"{_identity(wanted)}"
+            )
+
+    def _write(self, data: bytes) -> None:
+        written = os.write(self._descriptor, data)
+        while written < len(data):
+            written += os.write(self._descriptor, data[written:])
+
+
+def _framed(payload: bytes) -> bytes:
+    length = _LENGTH.pack(len(payload))
+    return _HEADER.pack(len(payload), crc32(length), crc32(payload)) + payload
+
+
+def _frame_at(data: bytes, offset: int, path: Path) -> bytes | None:
+    """The payload of the frame at `offset`; None at the end of the file or of its whole frames."""
+    if len(data) - offset < _HEADER.size:
+        return None
+    length, length_crc, payload_crc = _HEADER.unpack_from(data, offset)
+    if crc32(data[offset : offset + _LENGTH.size]) != length_crc:
+        _refuse_unless_torn(data, offset, path, "length")
+        return None
+    end = offset + _HEADER.size + length
+    if end > len(data):
+        return None
+    payload = data[offset + _HEADER.size : end]
+    if crc32(payload) == payload_crc:
+        return payload
+    _refuse_unless_torn(data, end, path, "payload")
+    return None
+
+
+def _refuse_unless_torn(data: bytes, offset: int, path: Path, part: str) -> None:
+    # After a power cut a file may have its new size before its new content: such a tail is all zeros.
+    if data.count(0, offset) != len(data) - offset:
+        raise LedgerError(f"{path}: damaged near byte {offset}, before its end (checksum of a {part})")
+
+
+def _record(payload: bytes, offset: int, path: Path) -> LedgerRecord:
+    try:
+        return _decode(payload)
+    except msgspec.DecodeError as error:
+        raise LedgerError(f"{path}: the record at byte {offset} cannot be read: {error}") from error
+
+
+def _check_format(opened: StepOpened | None, path: Path) -> None:
+    if opened is not None and opened.format_version != LEDGER_FORMAT_VERSION:
+        raise LedgerError(
+            f"{path} has ledger format {opened.format_version}; this release reads {LEDGER_FORMAT_VERSION}"
+        )
+
+
+def _identity(opened: StepOpened) -> tuple[int, int, int]:
+    return opened.rollout_step, opened.weight_version, opened.num_responses
