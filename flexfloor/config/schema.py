@@ -1,77 +1,31 @@
-"""The schema of every Hydra group. Enum members are lower case: OmegaConf matches the member's name."""
+"""The schema of every Hydra group.
+
+Rules that need one group only stand in its `__post_init__`; rules across groups in `rules`; rules that look
+at files and installed packages in `machine`.
+"""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from omegaconf import MISSING
 
+from flexfloor.config.addresses import check_server_url, check_trainer_endpoint
+from flexfloor.config.checks import at_least, complete, positive, require, within
+from flexfloor.config.choices import AdvantageNorm as AdvantageNorm
+from flexfloor.config.choices import Collectives as Collectives
+from flexfloor.config.choices import DataSource as DataSource
+from flexfloor.config.choices import Device as Device
+from flexfloor.config.choices import Dtype as Dtype
+from flexfloor.config.choices import LossAgg as LossAgg
+from flexfloor.config.choices import MembershipMode as MembershipMode
+from flexfloor.config.choices import ModelSource as ModelSource
+from flexfloor.config.choices import Placement as Placement
+from flexfloor.config.choices import WeightSyncPath as WeightSyncPath
+from flexfloor.config.data_rules import check_reward, check_source
+from flexfloor.config.server_args import check_server_args
 
-class Device(StrEnum):
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Dtype(StrEnum):
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class ModelSource(StrEnum):
-    hf = "hf"
-    """A Hugging Face checkpoint folder on disk."""
-    tiny = "tiny"
-    """A tiny Qwen3-MoE that is created and warmed up by this run, then cached."""
-
-
-class Collectives(StrEnum):
-    gloo = "gloo"
-    shm = "shm"
-    """Shared memory within one host; CPU only."""
-    nccl = "nccl"
-
-
-class MembershipMode(StrEnum):
-    static = "static"
-
-
-class Placement(StrEnum):
-    round_robin = "round_robin"
-    """verl's baseline inside one EP group: arrival order over the ranks, whatever the lengths."""
-    least_inflight = "least_inflight"
-
-
-class DataSource(StrEnum):
-    jsonl = "jsonl"
-    parquet = "parquet"
-    hf_disk = "hf_disk"
-    reasoning_gym = "reasoning_gym"
-    arithmetic = "arithmetic"
-
-
-class LossAgg(StrEnum):
-    sequence_mean = "sequence_mean"
-    """Mean over tokens inside each response, then mean over responses."""
-    fixed = "fixed"
-    """Sum over tokens divided by (number of responses x `rollout.max_response_tokens`)."""
-    token_mean = "token_mean"
-    """Mean over all tokens of the step: long responses dominate."""
-
-
-class AdvantageNorm(StrEnum):
-    group_std = "group_std"
-    """(reward - group mean) / (group standard deviation + 1e-6)."""
-    group_mean = "group_mean"
-    """reward - group mean."""
-
-
-class WeightSyncPath(StrEnum):
-    distributed = "distributed"
-    """Broadcast flattened buckets from trainer rank 0 over a process group shared with every engine rank."""
-    tensor = "tensor"
-    """Flattened buckets handed over by shared memory (CPU) or CUDA IPC: trainer and engine share a host."""
-    disk = "disk"
-    """A Hugging Face checkpoint in the run directory that the engine reloads."""
+MAX_SEED = 2**31
+"""Exclusive: sampling seeds have 31 bits."""
 
 
 @dataclass(kw_only=True)
@@ -91,6 +45,17 @@ class ClusterConfig:
     """Attach to a running trainer at this ZeroMQ endpoint instead of starting one."""
     server_start_timeout_s: float = 600.0
     trainer_start_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        complete(self, "cluster")
+        at_least(self, "cluster", 1, "num_nodes", "num_devices_per_node", "device_memory_bytes")
+        positive(self, "cluster", "server_start_timeout_s", "trainer_start_timeout_s")
+        check_server_url(self.server_url)
+        check_trainer_endpoint(self.trainer_endpoint)
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_nodes * self.num_devices_per_node
 
 
 @dataclass(kw_only=True)
@@ -113,6 +78,21 @@ class TinyModelConfig:
     warmup_corrupt_share: float = 0.08
     """Share of demonstration steps that are wrong on purpose: what RL then has to unlearn."""
 
+    def __post_init__(self) -> None:
+        group = "model.tiny"
+        at_least(self, group, 1, "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim")
+        at_least(self, group, 1, "num_experts", "top_k", "moe_intermediate_size", "warmup_batch_size")
+        at_least(self, group, 0, "warmup_steps", "warmup_learning_rate")
+        within(self, group, 0, MAX_SEED, "init_seed")
+        within(self, group, 0, 1, "warmup_corrupt_share")
+        require(
+            self.num_heads % self.num_kv_heads == 0,
+            f"{group}.num_kv_heads",
+            self.num_kv_heads,
+            f"does not divide {group}.num_heads={self.num_heads}",
+            f"set {group}.num_kv_heads to a divisor of {self.num_heads}",
+        )
+
 
 @dataclass(kw_only=True)
 class ModelConfig:
@@ -131,6 +111,25 @@ class ModelConfig:
     kv_bytes_per_token: int = MISSING
     context_tokens: int = MISSING
     tiny: TinyModelConfig = field(default_factory=TinyModelConfig)
+
+    def __post_init__(self) -> None:
+        complete(self, "model")
+        at_least(self, "model", 1, "num_layers", "num_experts", "num_active_experts", "expert_bytes")
+        at_least(self, "model", 1, "dense_bytes", "kv_bytes_per_token", "context_tokens")
+        require(
+            self.num_active_experts <= self.num_experts,
+            "model.num_active_experts",
+            self.num_active_experts,
+            f"a token cannot be routed to more experts than model.num_experts={self.num_experts}",
+            f"set model.num_active_experts to at most {self.num_experts}",
+        )
+        require(
+            self.source is not ModelSource.hf or self.path is not None,
+            "model.path",
+            self.path,
+            "model.source=hf reads a checkpoint, and none is named",
+            "set model.path to a Hugging Face checkpoint folder",
+        )
 
 
 @dataclass(kw_only=True)
@@ -159,15 +158,57 @@ class RolloutConfig:
     server_args: dict[str, Any] = field(default_factory=dict)
     """Extra SGLang flags, e.g. {chunked-prefill-size: 4096}."""
 
+    def __post_init__(self) -> None:
+        complete(self, "rollout")
+        at_least(
+            self, "rollout", 1, "ep_size", "num_prompt_groups", "max_prompt_tokens", "max_response_tokens"
+        )
+        at_least(self, "rollout", 1, "max_running_requests", "kv_cache_tokens", "stream_interval_tokens")
+        at_least(self, "rollout", 1, "num_responses_per_prompt", "max_attempts")
+        positive(self, "rollout", "temperature", "response_timeout_s")
+        # The engine's logprobs are those before the top-p cut, so they would not be those of what was
+        # sampled, and importance sampling cannot repair what the cut made impossible.
+        require(
+            self.top_p == 1.0,
+            "rollout.top_p",
+            self.top_p,
+            "only 1.0 keeps the recorded logprobs those of the sampling distribution",
+            "set rollout.top_p=1.0",
+        )
+        require(
+            self.max_running_requests >= self.ep_size,
+            "rollout.max_running_requests",
+            self.max_running_requests,
+            f"the engine divides it by rollout.ep_size={self.ep_size}, so some rank would run nothing",
+            f"set rollout.max_running_requests to {self.ep_size} or more",
+        )
+        check_server_args(self.server_args)
+
+    @property
+    def num_responses(self) -> int:
+        """Responses of one rollout step."""
+        return self.num_prompt_groups * self.num_responses_per_prompt
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Tokens of the longest prompt with the longest response."""
+        return self.max_prompt_tokens + self.max_response_tokens
+
 
 @dataclass(kw_only=True)
 class MembershipConfig:
     mode: MembershipMode = MISSING
 
+    def __post_init__(self) -> None:
+        complete(self, "membership")
+
 
 @dataclass(kw_only=True)
 class SchedulingConfig:
     placement: Placement = MISSING
+
+    def __post_init__(self) -> None:
+        complete(self, "scheduling")
 
 
 @dataclass(kw_only=True)
@@ -182,6 +223,11 @@ class AlgorithmConfig:
     """Truncated importance sampling between rollout and trainer logprobs; null switches it off."""
     num_minibatches: int = 1
     """Optimizer steps per rollout step."""
+
+    def __post_init__(self) -> None:
+        within(self, "algorithm", 0, 1, "clip_low")
+        at_least(self, "algorithm", 0, "clip_high", "kl_coef")
+        at_least(self, "algorithm", 1, "importance_cap", "num_minibatches")
 
 
 @dataclass(kw_only=True)
@@ -199,12 +245,43 @@ class TrainerConfig:
     adam_beta2: float = 0.98
     max_grad_norm: float = 1.0
     distributed_optimizer: bool = True
+    optimizer_offload: bool = False
+    """Keep fp32 weights and optimizer state in host memory: slower, 12 bytes a parameter less on devices."""
     recompute: bool = False
     weight_sync: WeightSyncPath = WeightSyncPath.distributed
     weight_bucket_bytes: int = 512 * 1024 * 1024
     checkpoint_every_steps: int = 0
     """Distributed checkpoint every so many steps; 0 saves only the final Hugging Face checkpoint."""
     step_timeout_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        complete(self, "trainer")
+        at_least(self, "trainer", 1, "num_ranks", "tp_size", "pp_size", "ep_size", "expert_tp_size")
+        at_least(self, "trainer", 1, "micro_batch_tokens", "weight_bucket_bytes")
+        at_least(self, "trainer", 0, "learning_rate", "weight_decay", "checkpoint_every_steps")
+        within(self, "trainer", 0, 1, "adam_beta1", "adam_beta2")
+        positive(self, "trainer", "max_grad_norm", "step_timeout_s")
+        self._check_widths("tp_size", self.tp_size)
+        self._check_widths("ep_size * trainer.expert_tp_size", self.ep_size * self.expert_tp_size)
+
+    def _check_widths(self, name: str, width: int) -> None:
+        need = width * self.pp_size
+        require(
+            self.num_ranks % need == 0,
+            "trainer.num_ranks",
+            self.num_ranks,
+            f"is not a multiple of trainer.{name} * trainer.pp_size = {need}",
+            f"set trainer.num_ranks to a multiple of {need}, or make the parallel sizes smaller",
+        )
+
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel width of everything but the experts."""
+        return self.num_ranks // (self.tp_size * self.pp_size)
+
+    @property
+    def expert_dp_size(self) -> int:
+        return self.num_ranks // (self.ep_size * self.expert_tp_size * self.pp_size)
 
 
 @dataclass(kw_only=True)
@@ -231,6 +308,18 @@ class DataConfig:
     reward_on_error: float | None = None
     """Reward given when the function fails; null ends the run with the sample's error."""
 
+    def __post_init__(self) -> None:
+        complete(self, "data")
+        at_least(self, "data", 1, "num_prompts", "reward_workers")
+        within(self, "data", 0, MAX_SEED, "seed")
+        positive(self, "data", "reward_timeout_s")
+        check_source(self)
+        check_reward(self)
+
+    @property
+    def is_generated(self) -> bool:
+        return self.source in (DataSource.arithmetic, DataSource.reasoning_gym)
+
 
 @dataclass(kw_only=True)
 class LoggingConfig:
@@ -238,6 +327,7 @@ class LoggingConfig:
     wandb_project: str | None = None
     """W&B project; null logs nothing there."""
     progress: bool = True
+    """Show a line a step on the terminal."""
 
 
 @dataclass(kw_only=True)
@@ -257,3 +347,21 @@ class TrainConfig:
     """Everything that a run leaves behind; Hydra's own output folder by default."""
     save_hf: bool = True
     """Write the final weights as a Hugging Face checkpoint."""
+
+    def __post_init__(self) -> None:
+        complete(self, "")
+        require(0 <= self.seed < MAX_SEED, "seed", self.seed, "must fit in 31 bits", "set seed=0 or another")
+        require(
+            self.num_steps >= 1,
+            "num_steps",
+            self.num_steps,
+            "a run has at least 1 step",
+            "set num_steps=1 or more",
+        )
+        require(
+            bool(self.run_dir),
+            "run_dir",
+            self.run_dir,
+            "names no folder",
+            "leave run_dir out, or name a folder",
+        )

@@ -1,0 +1,74 @@
+"""What a key may choose from. Members are lower case: OmegaConf matches the member's name."""
+
+from enum import StrEnum
+
+
+class Device(StrEnum):
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Dtype(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 if self is Dtype.float32 else 2
+
+
+class ModelSource(StrEnum):
+    hf = "hf"
+    """A Hugging Face checkpoint folder on disk."""
+    tiny = "tiny"
+    """A tiny Qwen3-MoE that is created and warmed up by this run, then cached."""
+
+
+class Collectives(StrEnum):
+    gloo = "gloo"
+    shm = "shm"
+    """Shared memory within one host; CPU only."""
+    nccl = "nccl"
+
+
+class MembershipMode(StrEnum):
+    static = "static"
+
+
+class Placement(StrEnum):
+    round_robin = "round_robin"
+    """verl's baseline inside one EP group: arrival order over the ranks, whatever the lengths."""
+    least_inflight = "least_inflight"
+
+
+class DataSource(StrEnum):
+    jsonl = "jsonl"
+    parquet = "parquet"
+    hf_disk = "hf_disk"
+    reasoning_gym = "reasoning_gym"
+    arithmetic = "arithmetic"
+
+
+class LossAgg(StrEnum):
+    sequence_mean = "sequence_mean"
+    """Mean over tokens inside each response, then mean over responses."""
+    fixed = "fixed"
+    """Sum over tokens divided by (number of responses x `rollout.max_response_tokens`)."""
+    token_mean = "token_mean"
+    """Mean over all tokens of the step: long responses dominate."""
+
+
+class AdvantageNorm(StrEnum):
+    group_std = "group_std"
+    """(reward - group mean) / (group standard deviation + 1e-6)."""
+    group_mean = "group_mean"
+    """reward - group mean."""
+
+
+class WeightSyncPath(StrEnum):
+    distributed = "distributed"
+    """Broadcast flattened buckets from trainer rank 0 over a process group shared with every engine rank."""
+    tensor = "tensor"
+    """Flattened buckets handed over by shared memory (CPU) or CUDA IPC: trainer and engine share a host."""
+    disk = "disk"
+    """A Hugging Face checkpoint in the run directory that the engine reloads."""
