@@ -18,7 +18,7 @@ def sampling_seed(run_seed: int, response_id: str) -> int:
 def step_requests(
     prompts: Sequence[TokenizedPrompt], *, rollout_step: int, run_seed: int, rollout: RolloutConfig
 ) -> list[ResponseRequest]:
-    """All responses of a step, prompt by prompt: p0s0, p0s1, ..., p1s0, ... (the baseline's arrival order)."""
+    """All responses of a step, prompt by prompt: p0s0, p0s1, ..., p1s0, ... (the baseline's order)."""
     return [
         _request(item, rollout_step, sample_index, run_seed, rollout)
         for item in prompts
@@ -49,8 +49,8 @@ def train_sequences(
 ) -> list[TrainSequence]:
     """Training sequences in request order, whatever order the responses ended in.
 
-    `responses` and `rewards` are keyed by response_id and must be complete: a step with a response missing would
-    favour the short ones.
+    `responses` and `rewards` are keyed by response_id and must be complete: a step with a response
+    missing would favour the short ones.
     """
     groups: dict[str, list[str]] = {}
     for request in requests:
@@ -59,7 +59,8 @@ def train_sequences(
     for response_ids in groups.values():
         values = group_advantages([rewards[response_id] for response_id in response_ids], norm)
         advantages.update(zip(response_ids, values, strict=True))
-    return [_sequence(responses[request.response_id], advantages[request.response_id]) for request in requests]
+    names = [request.response_id for request in requests]
+    return [_sequence(responses[name], advantages[name]) for name in names]
 
 
 def _sequence(response: Response, advantage: float) -> TrainSequence:

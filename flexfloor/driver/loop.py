@@ -1,27 +1,195 @@
 """The main job: rollout, reward, train, sync weights, step by step."""
 
-import asyncio
 import logging
+import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
 from flexfloor.config import TrainConfig
 from flexfloor.data.order import PromptOrder
-from flexfloor.data.rewards import RewardPool
-from flexfloor.driver.batch import step_requests, train_sequences
+from flexfloor.data.reward_pool import RewardPool
+from flexfloor.data.rewards import RewardSpec, check_reward
+from flexfloor.driver.batch import train_sequences
 from flexfloor.driver.figures import step_metrics
 from flexfloor.driver.prepare import prepare_model
-from flexfloor.driver.prompts import TokenizedPrompt, Tokenizer, load_tokenized_prompts, load_tokenizer
-from flexfloor.driver.rollout_phase import RolloutPhase
+from flexfloor.driver.prompts import TokenizedPrompt, load_tokenized_prompts, load_tokenizer
+from flexfloor.driver.rollout_phase import RolloutOutcome, RolloutPhase
 from flexfloor.driver.services import Services, private_socket_dir
 from flexfloor.processes import ChildProcesses
 from flexfloor.report.console import RunConsole, summary_rows
 from flexfloor.report.metrics import MetricsLog, read_metrics
 from flexfloor.training.client import TrainerClient
+from flexfloor.training.messages import SyncStats, TrainStats
 
 logger = logging.getLogger(__name__)
+
+FIRST_WEIGHT_VERSION = 0
+
+
+def run(config: TrainConfig) -> int:
+    """Train as configured; 0 when every step is done.
+
+    Raises FlexfloorError. However it ends, the run directory is readable and no process that it started is
+    left.
+    """
+    run_dir = Path(config.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    os.chmod(run_dir, 0o700)
+    console = RunConsole(progress=config.logging.progress)
+    tokenizer = load_tokenizer(config.model)
+    reward = RewardSpec(name=config.data.reward, options=config.data.reward_options)
+    check_reward(reward)
+    prompts = load_tokenized_prompts(config, tokenizer)
+    with ExitStack() as stack:
+        stack.enter_context(_sigterm_interrupts())
+        children = stack.enter_context(ChildProcesses())
+        services = Services(config, children, stack.enter_context(private_socket_dir()))
+        rewards = stack.enter_context(
+            RewardPool(
+                reward,
+                num_workers=config.data.reward_workers,
+                timeout_s=config.data.reward_timeout_s,
+                on_error=config.data.reward_on_error,
+                log_path=run_dir / "logs" / "rewards.log",
+            )
+        )
+        metrics = stack.enter_context(MetricsLog.open(run_dir, config.logging, asdict(config)))
+        model_path = prepare_model(config, services, console)
+        server_url = services.start_server(model_path)
+        trainer_start = services.start_trainer(model_path, "trainer")
+        rollout = RolloutPhase(
+            config,
+            server_url=server_url,
+            tokenizer=tokenizer,
+            rewards=rewards,
+            console=console,
+            check=services.check,
+        )
+        with console.phase("starting", None):
+            trainer = stack.enter_context(trainer_start.ready())
+            rollout.wait_ready()
+        console.say(
+            f"ready: rollout on {config.rollout.ep_size} ranks, training on {config.trainer.num_ranks}"
+        )
+        Run(config, prompts, rollout, trainer, server_url, metrics, console).steps()
+        if config.save_hf:
+            trainer.save_hf(str(run_dir / "hf"))
+    _show_summary(config, console)
+    return 0
+
+
+class Run:
+    """The steps of one run over services that are ready."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        prompts: list[TokenizedPrompt],
+        rollout: RolloutPhase,
+        trainer: TrainerClient,
+        server_url: str,
+        metrics: MetricsLog,
+        console: RunConsole,
+    ) -> None:
+        self._config = config
+        self._prompts = prompts
+        self._rollout = rollout
+        self._trainer = trainer
+        self._server_url = server_url
+        self._metrics = metrics
+        self._console = console
+        self._seconds: dict[str, float] = {}
+
+    def steps(self) -> None:
+        config = self._config
+        order = PromptOrder(num_prompts=len(self._prompts), seed=config.seed, drop_last=config.data.drop_last)
+        weight_version = FIRST_WEIGHT_VERSION
+        # Also for a server that was there before: from here on its weights are known to be the trainer's.
+        self._sync(weight_version)
+        for step in range(config.num_steps):
+            batch = [self._prompts[index] for index in order.batch(step, config.rollout.num_prompt_groups)]
+            with self._timed("rollout"):
+                outcome = self._rollout.run(batch, rollout_step=step, weight_version=weight_version)
+            with self._timed("train"):
+                stats = self._train(outcome)
+            weight_version += 1
+            with self._timed("sync"):
+                sync = self._sync(weight_version)
+            self._record(step, outcome, stats, sync)
+            self._maybe_checkpoint(step + 1)
+
+    def _maybe_checkpoint(self, num_done: int) -> None:
+        every = self._config.trainer.checkpoint_every_steps
+        if every and num_done % every == 0:
+            self._trainer.save_checkpoint(
+                str(Path(self._config.run_dir) / "checkpoints" / f"step-{num_done:06d}")
+            )
+
+    def _train(self, outcome: RolloutOutcome) -> TrainStats:
+        responses = {response.response_id: response for response in outcome.result.responses}
+        sequences = train_sequences(
+            outcome.requests, responses, outcome.rewards, self._config.algorithm.advantage_norm
+        )
+        with self._console.phase("train", None):
+            return self._trainer.train_step(sequences)
+
+    def _sync(self, weight_version: int) -> SyncStats:
+        with self._console.phase("sync", None):
+            sync = self._trainer.sync_weights(weight_version, self._server_url)
+        logger.info(
+            "weight_version=%d checksum=%s bytes=%d took_s=%.3f",
+            weight_version,
+            sync.weight_checksum,
+            sync.num_bytes,
+            sync.seconds,
+        )
+        return sync
+
+    def _record(self, step: int, outcome: RolloutOutcome, train: TrainStats, sync: SyncStats) -> None:
+        record = step_metrics(
+            rewards=list(outcome.rewards.values()),
+            result=outcome.result,
+            occupancy=outcome.occupancy,
+            train=train,
+            sync=sync,
+            seconds=self._seconds,
+        )
+        self._metrics.write(step, record)
+        self._console.step_line(step, self._config.num_steps, record)
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        started_s = time.monotonic()
+        yield
+        self._seconds[phase] = time.monotonic() - started_s
+
+
+def _show_summary(config: TrainConfig, console: RunConsole) -> None:
+    records = read_metrics(Path(config.run_dir))
+    edge_steps = min(5, len(records))
+    columns = ("", f"first {edge_steps} steps", f"last {edge_steps} steps", "all steps")
+    console.table(
+        f"{config.num_steps} steps, static group of {config.rollout.ep_size} workers",
+        columns,
+        summary_rows(records, edge_steps=edge_steps),
+    )
+    console.say(f"run directory: {config.run_dir}")
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM (a job's time limit, `kill`) ends the run the way Ctrl-C does: in order."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

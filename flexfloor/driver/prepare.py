@@ -1,7 +1,7 @@
 """The tiny model of the quickstart: created, warmed up on demonstrations, and kept for the next run.
 
-The warm-up is supervised training by the very trainer that RL uses afterwards. Its demonstrations hold wrong steps
-on purpose, so that reinforcement learning has something to remove.
+The warm-up is supervised training by the very trainer that RL uses afterwards. Its demonstrations hold wrong
+steps on purpose, so that reinforcement learning has something to remove.
 """
 
 import hashlib
@@ -78,10 +78,9 @@ def _move_into_place(source: Path, target: Path) -> None:
 
 
 def _warm_up(tiny: TinyModelConfig, trainer: TrainerClient, console: RunConsole) -> None:
-    pairs = demonstrations(
-        tiny.warmup_steps * tiny.warmup_batch_size, seed=tiny.init_seed, corrupt_share=tiny.warmup_corrupt_share
-    )
-    console.say(f"model: warming up a tiny MoE, {tiny.warmup_steps} supervised steps (once; kept for later runs)")
+    num_pairs = tiny.warmup_steps * tiny.warmup_batch_size
+    pairs = demonstrations(num_pairs, seed=tiny.init_seed, corrupt_share=tiny.warmup_corrupt_share)
+    console.say(f"model: warming up, {tiny.warmup_steps} supervised steps (once; kept for later runs)")
     with console.phase("warm-up", tiny.warmup_steps) as advance:
         for step in range(tiny.warmup_steps):
             first = step * tiny.warmup_batch_size

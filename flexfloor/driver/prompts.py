@@ -1,6 +1,5 @@
 """Prompts of a run: loaded, tokenised and checked before any process starts."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -8,6 +7,7 @@ from typing import Any, Protocol
 from flexfloor.config import DataConfig, ModelConfig, TrainConfig
 from flexfloor.config.schema import ModelSource
 from flexfloor.data.arithmetic import build_tokenizer
+from flexfloor.data.records import FieldNames
 from flexfloor.data.sources import load_prompts
 from flexfloor.errors import ConfigError, DataError
 from flexfloor.types import Prompt
@@ -51,7 +51,6 @@ def load_tokenized_prompts(config: TrainConfig, tokenizer: Tokenizer) -> list[To
         TokenizedPrompt(prompt, tuple(_token_ids(prompt, tokenizer)))
         for prompt in load_prompts(**_source_arguments(config.data))
     ]
-    _check_unique(prompts)
     for prompt in prompts:
         _check_length(prompt, config.rollout.max_prompt_tokens)
     return prompts
@@ -61,14 +60,16 @@ def _source_arguments(data: DataConfig) -> dict[str, Any]:
     return {
         "source": data.source.value,
         "path": data.path,
+        "fields": FieldNames(
+            prompt=data.prompt_field,
+            messages=data.messages_field,
+            answer=data.answer_field,
+            id=data.id_field,
+        ),
         "task": data.task,
         "task_options": data.task_options,
         "num_prompts": data.num_prompts,
         "seed": data.seed,
-        "prompt_field": data.prompt_field,
-        "messages_field": data.messages_field,
-        "answer_field": data.answer_field,
-        "id_field": data.id_field,
     }
 
 
@@ -87,17 +88,11 @@ def _token_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def _check_unique(prompts: Sequence[TokenizedPrompt]) -> None:
-    (prompt_id, count), *_ = Counter(item.prompt.prompt_id for item in prompts).most_common(1)
-    if count > 1:
-        raise DataError(f"prompt id {prompt_id!r} occurs {count} times. Fix: give every prompt its own id")
-
-
 def _check_length(item: TokenizedPrompt, max_prompt_tokens: int) -> None:
     if not item.token_ids:
         raise DataError(f"prompt {item.prompt.prompt_id} has no tokens. Fix: remove it from the data")
     if len(item.token_ids) > max_prompt_tokens:
         raise DataError(
             f"prompt {item.prompt.prompt_id} has {len(item.token_ids)} tokens, more than "
-            f"rollout.max_prompt_tokens={max_prompt_tokens}. Fix: raise rollout.max_prompt_tokens or remove it"
+            f"rollout.max_prompt_tokens={max_prompt_tokens}. Fix: raise that key or remove the prompt"
         )

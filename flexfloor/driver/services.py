@@ -1,4 +1,4 @@
-"""The two services of a run, the SGLang server and the Megatron-Core trainer: started or attached, watched, ended."""
+"""The two services of a run, SGLang server and Megatron-Core trainer: started or attached, watched, ended."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from flexfloor.training.launch import TrainerSpec, encode_spec, trainer_argv, tr
 
 
 class Services:
-    """Starts what the config does not attach to. `check()` raises when anything that was started has ended."""
+    """Starts what the config does not attach to; `check()` raises when anything started has ended."""
 
     def __init__(self, config: TrainConfig, children: ChildProcesses, socket_dir: Path) -> None:
         self._config = config

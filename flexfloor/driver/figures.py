@@ -1,0 +1,78 @@
+"""The numbers of one rollout step under the names that they have in `metrics.jsonl`. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from flexfloor.rollout.occupancy import Occupancy
+from flexfloor.rollout.step import RolloutResult
+from flexfloor.training.messages import SyncStats, TrainStats
+
+
+def step_metrics(
+    *,
+    rewards: Sequence[float],
+    result: RolloutResult,
+    occupancy: Occupancy,
+    train: TrainStats,
+    sync: SyncStats,
+    seconds: Mapping[str, float],
+) -> dict[str, float]:
+    """One flat record; `seconds` are the phases' wall times by name."""
+    return {
+        "reward/mean": sum(rewards) / len(rewards),
+        "reward/min": min(rewards),
+        "reward/max": max(rewards),
+        **_length_metrics(occupancy),
+        **_occupancy_metrics(occupancy),
+        "rollout/num_responses": len(result.responses),
+        "rollout/num_retries": result.num_retries,
+        "rollout/num_duplicates": result.num_duplicates,
+        **_train_metrics(train),
+        "sync/num_bytes": sync.num_bytes,
+        **{f"time/{name}_s": value for name, value in seconds.items()},
+    }
+
+
+def _length_metrics(occupancy: Occupancy) -> dict[str, float]:
+    lengths = occupancy.lengths
+    return {
+        "length/mean_tokens": lengths.mean_tokens,
+        "length/median_tokens": lengths.median_tokens,
+        "length/p90_tokens": lengths.p90_tokens,
+        "length/p99_tokens": lengths.p99_tokens,
+        "length/max_tokens": lengths.max_tokens,
+        "length/p99_over_median": lengths.p99_over_median,
+        "length/truncated_share": occupancy.truncated_share,
+    }
+
+
+def _occupancy_metrics(occupancy: Occupancy) -> dict[str, float]:
+    metrics = {
+        "occupancy/num_tokens": occupancy.num_tokens,
+        "occupancy/occupied_worker_s": occupancy.occupied_worker_s,
+        "occupancy/tail_idle_share": occupancy.tail_idle_share,
+        "occupancy/tokens_per_occupied_worker_s": occupancy.tokens_per_occupied_worker_s,
+        "occupancy/throughput_tokens_per_s": occupancy.tokens_per_s,
+    }
+    counted = occupancy.iterations
+    if counted is not None:
+        metrics |= {
+            "occupancy/worker_iterations": counted.worker_iterations,
+            "occupancy/idle_worker_iterations": counted.idle_worker_iterations,
+            "occupancy/prefill_worker_iterations": counted.prefill_worker_iterations,
+            "occupancy/tokens_per_worker_iteration": counted.tokens_per_worker_iteration,
+        }
+    return metrics
+
+
+def _train_metrics(train: TrainStats) -> dict[str, float]:
+    return {
+        "train/loss": train.loss,
+        "train/grad_norm": train.grad_norm,
+        "train/learning_rate": train.learning_rate,
+        "train/clip_fraction": train.clip_fraction,
+        "train/importance_clip_fraction": train.importance_clip_fraction,
+        "train/entropy": train.entropy,
+        "train/kl": train.kl,
+        "train/mean_abs_logprob_diff": train.mean_abs_logprob_diff,
+        "train/num_tokens": train.num_tokens,
+    }
