@@ -1,0 +1,1 @@
+"""What SGLang lacks on a CPU without AMX. Nothing here is imported on another device."""

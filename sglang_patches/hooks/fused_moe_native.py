@@ -1,0 +1,15 @@
+"""Hooks on sglang.srt.layers.moe.fused_moe_native."""
+
+from collections.abc import Callable
+from typing import Any
+
+
+def moe_forward_native(original: Callable[..., Any], layer: Any, x: Any, topk_output: Any, config: Any) -> Any:
+    """Around `moe_forward_native`: ours where it applies, else SGLang's (activations other than SiLU, biases)."""
+    from sglang_patches.cpu import native_moe
+
+    if not native_moe.supports(layer, config):
+        return original(layer, x, topk_output, config)
+    return native_moe.forward_local_experts(
+        x, topk_output.topk_weights, topk_output.topk_ids, layer.w13_weight, layer.w2_weight
+    )

@@ -1,0 +1,13 @@
+"""Hooks on sglang.srt.managers.scheduler."""
+
+from typing import Any
+
+from sglang_patches.counters import IterationCounters
+
+
+def count_iteration(scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Before `Scheduler.run_batch`."""
+    IterationCounters.of(scheduler).count(
+        is_idle=batch.forward_mode.is_idle(),
+        is_prefill=batch.is_extend_in_batch or batch.forward_mode.is_extend(),
+    )

@@ -1,0 +1,60 @@
+"""`flexfloor-serve`: SGLang's server with FlexFloor's hooks. All of SGLang's flags pass through unchanged.
+
+Own flags:
+  --flexfloor-collectives gloo|shm   what carries the collectives of the EP group (default gloo).
+                                     shm: shared memory between the ranks of one host, CPU only, about
+                                     twice as fast as gloo where ranks share cores.
+
+With `--device cpu` the flags and variables that SGLang needs on a CPU without AMX are filled in where they are
+not given: plain torch attention and sampling, no CUDA graphs, one group of cores per rank.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from sglang_patches import CONFIG_ENV, plugin_config
+from sglang_patches.cpu import profile
+from sglang_patches.serve_args import ServeArgs, parse
+
+_ENVIRONMENT_DEFAULTS = {
+    # A probe of /health would decode a token: it would count as an iteration. /health_generate still does.
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Check the flags, then become SGLang's server (exec): the caller owns its pid, no process stands between.
+
+    Ends the process with status 2 and one message when a flag of ours, or a combination, cannot work.
+    """
+    raw = list(sys.argv[1:] if argv is None else argv)
+    if "--flexfloor-help" in raw or raw in (["--help"], ["-h"]):
+        print(__doc__)
+        print("SGLang's own flags: python -m sglang.launch_server --help")
+        return
+    args = parse(raw)
+    sglang_flags, environment = args.sglang_flags, {**_ENVIRONMENT_DEFAULTS, **os.environ}
+    if args.device == "cpu":
+        sglang_flags = profile.fill_flags(args)
+        environment.update(profile.environment(args, environment))
+    environment[CONFIG_ENV] = publish_config(args)
+    command = [sys.executable, "-m", "sglang.launch_server", *sglang_flags]
+    os.execve(sys.executable, command, environment)
+
+
+def publish_config(args: ServeArgs) -> str:
+    """Write the plugin's configuration to anonymous memory and return its path.
+
+    The file descriptor stays open over exec and the pid stays the same, so every process of the server can read
+    the path while the server lives, only this user can, and nothing is left behind however the server ends.
+    """
+    text = plugin_config.dump(args.plugin_config())
+    descriptor = os.memfd_create("flexfloor_plugin_config", 0)
+    os.fchmod(descriptor, 0o600)
+    os.write(descriptor, text.encode("ascii"))
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+if __name__ == "__main__":
+    main()

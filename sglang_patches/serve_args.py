@@ -1,0 +1,128 @@
+"""Splits a `flexfloor-serve` command line into our flags and SGLang's, and refuses what cannot work."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from sglang_patches.plugin_config import PluginConfig
+
+_OWN_PREFIX = "--flexfloor-"
+_COLLECTIVES = ("gloo", "shm")
+_TP_FLAGS = ("--tp-size", "--tensor-parallel-size", "--tp")
+_PP_FLAGS = ("--pp-size", "--pipeline-parallel-size", "--pp")
+_DP_FLAGS = ("--dp-size", "--data-parallel-size", "--dp")
+_EP_FLAGS = ("--ep-size", "--expert-parallel-size", "--ep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeArgs:
+    """One checked command line."""
+
+    sglang_flags: list[str]
+    device: str
+    num_ranks: int
+    """Scheduler processes on this host."""
+    collectives: str = "gloo"
+    left_out: tuple[str, ...] = ()
+
+    def plugin_config(self) -> PluginConfig:
+        """What the plugin needs to know of it."""
+        return PluginConfig(device=self.device, collectives=self.collectives, left_out=self.left_out)
+
+
+def parse(argv: Sequence[str]) -> ServeArgs:
+    """Split and check. Ends the process with one message naming flag, value and fix when a check fails."""
+    own, sglang_flags = _split(argv)
+    device = flag_value(sglang_flags, "--device") or "auto"
+    args = ServeArgs(
+        sglang_flags=sglang_flags,
+        device=device,
+        num_ranks=_num_ranks(sglang_flags),
+        collectives=own.pop("--flexfloor-collectives", "gloo"),
+        left_out=tuple(filter(None, own.pop("--flexfloor-leave-out", "").split(","))),
+    )
+    for name, value in own.items():
+        _refuse(name, value, "there is no such flag", "see flexfloor-serve --help")
+    _check(args)
+    return args
+
+
+def flag_value(flags: Sequence[str], *names: str) -> str | None:
+    """Value of the last of these flags, written `--name value` or `--name=value`; None when not given."""
+    value = None
+    for index, flag in enumerate(flags):
+        name, is_joined, joined = flag.partition("=")
+        if name in names:
+            value = joined if is_joined else "".join(flags[index + 1 : index + 2])
+    return value
+
+
+def has_flag(flags: Sequence[str], *names: str) -> bool:
+    """Whether one of these flags is given, with or without a value."""
+    return any(flag.partition("=")[0] in names for flag in flags)
+
+
+def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    own: dict[str, str] = {}
+    rest: list[str] = []
+    flags = iter(argv)
+    for flag in flags:
+        if not flag.startswith(_OWN_PREFIX):
+            rest.append(flag)
+            continue
+        name, is_joined, value = flag.partition("=")
+        own[name] = value if is_joined else next(flags, "")
+    return own, rest
+
+
+def _num_ranks(flags: Sequence[str]) -> int:
+    tp_size, pp_size = _int_flag(flags, _TP_FLAGS), _int_flag(flags, _PP_FLAGS)
+    # Attention DP splits the TP ranks; without it each data-parallel replica has TP ranks of its own.
+    num_replicas = 1 if has_flag(flags, "--enable-dp-attention") else _int_flag(flags, _DP_FLAGS)
+    return tp_size * pp_size * num_replicas
+
+
+def _int_flag(flags: Sequence[str], names: tuple[str, ...]) -> int:
+    value = flag_value(flags, *names) or "1"
+    if not value.isdecimal() or int(value) < 1:
+        _refuse(names[0], value, "not a positive integer", "give the number of ranks")
+    return int(value)
+
+
+def _check(args: ServeArgs) -> None:
+    if args.collectives not in _COLLECTIVES:
+        _refuse("--flexfloor-collectives", args.collectives, "unknown", f"one of {', '.join(_COLLECTIVES)}")
+    if args.collectives == "shm":
+        _check_shm(args)
+    if has_flag(args.sglang_flags, "--enable-dp-attention") and args.num_ranks > 1:
+        _check_dp_attention(args.sglang_flags)
+
+
+def _check_shm(args: ServeArgs) -> None:
+    if args.device != "cpu":
+        _refuse("--flexfloor-collectives", "shm", f"works on the CPU, not on {args.device}", "--device cpu, or gloo")
+    if flag_value(args.sglang_flags, "--nnodes") not in (None, "1"):
+        _refuse("--flexfloor-collectives", "shm", "works within one host only", "leave out --nnodes, or gloo")
+
+
+def _check_dp_attention(flags: Sequence[str]) -> None:
+    if not has_flag(flags, "--enable-dp-lm-head"):
+        _refuse(
+            "--enable-dp-attention",
+            "on",
+            "the LM head would be split over all ranks, so none of them could leave the group",
+            "add --enable-dp-lm-head",
+        )
+    if _int_flag(flags, _DP_FLAGS) == _int_flag(flags, _TP_FLAGS) and flag_value(
+        flags, "--moe-dense-tp-size"
+    ) not in ("1",):
+        _refuse(
+            "--moe-dense-tp-size",
+            flag_value(flags, "--moe-dense-tp-size") or "not given",
+            "dense layers would be split over all ranks",
+            "add --moe-dense-tp-size 1",
+        )
+
+
+def _refuse(flag: str, value: str, problem: str, fix: str) -> NoReturn:
+    raise SystemExit(f"flexfloor-serve: {flag}={value}: {problem}. Fix: {fix}.")
