@@ -117,7 +117,6 @@ class _Step:
             raise group.exceptions[0] from group
         finally:
             await self._abort_running()
-            self.ledger.sync()
         self.report(self._progress, is_last=True)
         state = self.ledger.state
         return RolloutResult(

@@ -8,8 +8,9 @@ Torn tail: a crash may cut the last frame anywhere, or leave zeros after it. Rea
 and reports how many bytes it left; opening for append cuts them off. Any other damage raises LedgerError.
 
 Durability: each record goes to the operating system in one write(2) before `append` returns, so a killed
-process loses nothing. fsync comes after every `sync_every` finished responses and at `sync`/`close`; a power
-cut loses at most what came after, and those responses are continued or drawn again under their own seeds.
+process loses nothing. fsync comes at `sync` and `close` only: on a busy disk it may block for seconds, which
+the rollout's event loop cannot afford. A power cut loses at most what the kernel had not written back; those
+responses are continued or drawn again under their own seeds.
 """
 
 import os
@@ -24,7 +25,7 @@ from zlib import crc32
 import msgspec
 
 from flexfloor.errors import LedgerError
-from flexfloor.records import LEDGER_FORMAT_VERSION, Finished, LedgerRecord, StepOpened
+from flexfloor.records import LEDGER_FORMAT_VERSION, LedgerRecord, StepOpened
 from flexfloor.rollout.step_state import StepState
 
 _MAGIC = b"FFLEDGR1"
@@ -77,12 +78,10 @@ def read_ledger(path: Path) -> LedgerContents:
 class Ledger:
     """The open ledger of a running step. One writer; `append` folds the record into `state` and writes it."""
 
-    def __init__(self, path: Path, descriptor: int, state: StepState, sync_every: int) -> None:
+    def __init__(self, path: Path, descriptor: int, state: StepState) -> None:
         self.path = path
         self.state = state
         self._descriptor = descriptor
-        self._sync_every = sync_every
-        self._num_unsynced = 0
 
     @classmethod
     def open(
@@ -92,7 +91,6 @@ class Ledger:
         rollout_step: int,
         weight_version: int,
         num_responses: int,
-        sync_every: int = 64,
     ) -> Self:
         """Create the step's ledger, or go on with the one that an interrupted run left.
 
@@ -101,7 +99,7 @@ class Ledger:
         path.parent.mkdir(parents=True, exist_ok=True)
         contents = read_ledger(path) if path.exists() else None
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        ledger = cls(path, descriptor, contents.state if contents else StepState(), sync_every)
+        ledger = cls(path, descriptor, contents.state if contents else StepState())
         wanted = StepOpened(
             LEDGER_FORMAT_VERSION, rollout_step, weight_version, num_responses, time.monotonic(), time.time()
         )
@@ -117,16 +115,11 @@ class Ledger:
         if not self.state.apply(record):
             return False
         self._write(_framed(_encode(record)))
-        if isinstance(record, Finished):
-            self._num_unsynced += 1
-            if self._num_unsynced >= self._sync_every:
-                self.sync()
         return True
 
     def sync(self) -> None:
         """Make everything appended so far survive a power cut."""
         os.fsync(self._descriptor)
-        self._num_unsynced = 0
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -149,7 +142,6 @@ class Ledger:
             self._write(_MAGIC)
         if self.state.opened is None:
             self.append(wanted)
-            self.sync()
         found = self.state.opened
         assert found is not None, "just appended"
         if _identity(found) != _identity(wanted):
@@ -175,7 +167,7 @@ def _frame_at(data: bytes, offset: int, path: Path) -> bytes | None:
         return None
     length, length_crc, payload_crc = _HEADER.unpack_from(data, offset)
     if crc32(data[offset : offset + _LENGTH.size]) != length_crc:
-        _refuse_unless_torn(data, offset, path, "length")
+        _refuse_unless_torn(data, offset + _HEADER.size, path, "length")
         return None
     end = offset + _HEADER.size + length
     if end > len(data):

@@ -39,8 +39,8 @@ class StepLimits:
         room = self.context_tokens - ENGINE_RESERVED_TOKENS - len(request.prompt_token_ids)
         if room < 1:
             raise ValueError(
-                f"response {request.response_id}: a prompt of {len(request.prompt_token_ids)} tokens leaves "
-                f"no room in a context of {self.context_tokens} ({ENGINE_RESERVED_TOKENS} are the engine's own)"
+                f"response {request.response_id}: {len(request.prompt_token_ids)} prompt tokens leave no "
+                f"room in a context of {self.context_tokens} ({ENGINE_RESERVED_TOKENS} are reserved)"
             )
         return min(request.max_response_tokens, room)
 
