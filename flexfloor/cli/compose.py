@@ -1,8 +1,10 @@
 """From YAML to dataclasses: where the presets lie, the schema they are typed by, and the one conversion."""
 
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
+import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -21,12 +23,26 @@ def register() -> None:
     OmegaConf.register_new_resolver("run_name", _run_name, replace=True)
 
 
+def compose(overrides: Sequence[str]) -> DictConfig:
+    """What the command line with these overrides composes, without a job; for tests and tools."""
+    register()
+    with hydra.initialize_config_dir(str(CONF_DIR.resolve()), version_base="1.3"):
+        return hydra.compose("train", overrides=list(overrides))
+
+
 def to_train_config(node: DictConfig) -> TrainConfig:
     """Resolved, complete and typed; raises what OmegaConf or the rules of a group refuse."""
     _refuse_added_keys(node)
     config = OmegaConf.to_object(node)
     assert isinstance(config, TrainConfig)
     return config
+
+
+def save_resolved(node: DictConfig, run_dir: str) -> None:
+    """Leave the values that a run really used in its folder, every default and interpolation written out."""
+    folder = Path(run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(node, folder / "config.yaml", resolve=True)
 
 
 def _refuse_added_keys(node: DictConfig, prefix: str = "") -> None:

@@ -19,6 +19,8 @@ from flexfloor.errors import ConfigError, DataError
 
 USER_ERRORS = (ConfigError, DataError, HydraException, OmegaConfBaseException)
 
+_OPEN_KEYS = ("rollout.server_args", "data.task_options", "data.reward_options")
+"""Keys that hold names FlexFloor does not know."""
 _NO_SUCH_OVERRIDE = re.compile(r"Could not override '(?P<key>[^']+)'")
 _FULL_KEY = re.compile(r"full_key: (?P<key>\S+)")
 
@@ -34,6 +36,8 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
     key = _key_in(error)
     if key and key not in valid_keys():
         return _explain_unknown_key(key, overrides)
+    if key in _OPEN_KEYS and "is not in struct" in str(_root_cause(error)):
+        return f"{key}: its entries are added one by one. Fix: write +{key}.NAME=VALUE"
     if key:
         fix = f"give {key} a value of its type; --help shows an example"
         return f"{key}={_value_of(key, overrides)}: {_first_line(_root_cause(error))}. Fix: {fix}"
@@ -71,6 +75,8 @@ def _explain_missing_value(key: str) -> str:
 
 def _explain_unknown_key(key: str, overrides: Sequence[str]) -> str:
     value = _value_of(key, overrides)
+    if key.startswith(tuple(f"{name}." for name in _OPEN_KEYS)):
+        return f"{key}={value}: is a new entry. Fix: write +{key}={value}"
     guess = _did_you_mean(key, [*valid_keys(), "experiment"])
     shown = f"{key}={value}" if value else key
     return f"{shown}: there is no such key{guess}. Fix: use a key that --help lists"

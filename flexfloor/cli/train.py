@@ -15,7 +15,8 @@ from contextlib import contextmanager
 import hydra
 from omegaconf import DictConfig
 
-from flexfloor.cli.compose import CONF_DIR, register, to_train_config
+from flexfloor.cli.arguments import overrides_first
+from flexfloor.cli.compose import CONF_DIR, register, save_resolved, to_train_config
 from flexfloor.cli.refusals import USER_ERRORS, explain
 from flexfloor.config.rules import validate
 from flexfloor.errors import FlexfloorError
@@ -30,6 +31,7 @@ _logger = logging.getLogger(__name__)
 
 def main() -> int:
     register()
+    sys.argv[1:] = overrides_first(sys.argv[1:])
     codes: list[int] = []
     wants_traces = os.environ.get(_FULL_ERROR) == "1"
 
@@ -52,6 +54,7 @@ def _run_job(node: DictConfig, wants_traces: bool) -> int:
     try:
         config = to_train_config(node)
         validate(config)
+        save_resolved(node, config.run_dir)
         # Imported here, so that --cfg, --help and a refusal never load torch.
         from flexfloor.driver import run
 

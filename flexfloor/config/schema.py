@@ -156,7 +156,7 @@ class RolloutConfig:
     deterministic: bool = True
     """Per-response sampling seeds: what is drawn does not depend on placement."""
     server_args: dict[str, Any] = field(default_factory=dict)
-    """Extra SGLang flags, e.g. {chunked-prefill-size: 4096}."""
+    """Extra SGLang flags, e.g. `+rollout.server_args.chunked-prefill-size=4096`."""
 
     def __post_init__(self) -> None:
         complete(self, "rollout")
