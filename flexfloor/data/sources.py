@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flexfloor.data import reasoning_gym_tasks
-from flexfloor.data.arithmetic import arithmetic_prompts
+from flexfloor.data.arithmetic import MAX_DIVIDEND, arithmetic_prompts
 from flexfloor.data.records import DistinctPrompts, FieldNames, Record, prompt_from_record
 from flexfloor.errors import DataError
 from flexfloor.types import Prompt
@@ -221,7 +221,10 @@ def _arithmetic(request: _Request) -> _Placed:
     unknown = sorted(set(request.task_options) - {"max_dividend"})
     if unknown:
         raise DataError(f"source=arithmetic: unknown task_options {unknown}. Fix: it takes max_dividend only")
-    prompts = arithmetic_prompts(request.num_prompts, seed=request.seed, **request.task_options)
+    max_dividend = request.task_options.get("max_dividend", MAX_DIVIDEND)
+    if type(max_dividend) is not int:
+        raise DataError(f"source=arithmetic: max_dividend={max_dividend!r}. Fix: write it as an integer")
+    prompts = arithmetic_prompts(request.num_prompts, seed=request.seed, max_dividend=max_dividend)
     for index, prompt in enumerate(prompts):
         yield f"arithmetic, item {index}", prompt
 

@@ -153,6 +153,10 @@ def test_hf_disk_wants_one_saved_split(tmp_path: Path) -> None:
         ({"source": "arithmetic"}, "source=arithmetic: num_prompts is not set. Fix: "),
         ({"source": "arithmetic", "num_prompts": 761}, "num_prompts=761 of the 760 prompts"),
         ({"source": "arithmetic", "num_prompts": 1, "task_options": {"x": 1}}, "unknown task_options ['x']"),
+        (
+            {"source": "arithmetic", "num_prompts": 1, "task_options": {"max_dividend": "9"}},
+            "max_dividend='9'",
+        ),
         ({"source": "reasoning_gym", "num_prompts": 1}, "task is not set. Fix: name a task"),
     ],
 )
