@@ -143,9 +143,7 @@ class ChildProcesses:
         env: Mapping[str, str] | None = None,
         parent_death_signal: signal.Signals = signal.SIGTERM,
     ) -> ChildProcess:
-        child = ChildProcess(
-            name, argv, log_path=log_path, env=env, parent_death_signal=parent_death_signal
-        )
+        child = ChildProcess(name, argv, log_path=log_path, env=env, parent_death_signal=parent_death_signal)
         logger.info("process=%s pid=%d started log=%s", name, child.pid, log_path)
         self._children.append(child)
         return child

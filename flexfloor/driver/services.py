@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 from flexfloor.config import TrainConfig
 from flexfloor.errors import FlexfloorError
 from flexfloor.processes import ChildProcess, ChildProcesses
+from flexfloor.rollout.ports import free_base_port
 from flexfloor.rollout.server import server_argv
 from flexfloor.training.client import TrainerClient
 from flexfloor.training.launch import TrainerSpec, encode_spec, trainer_argv, trainer_env
@@ -38,7 +38,7 @@ class Services:
         cluster = self._config.cluster
         if cluster.server_url is not None:
             return cluster.server_url.rstrip("/")
-        port = free_port()
+        port = free_base_port()
         self._children.start(
             "server",
             server_argv(self._config, port=port, model_path=str(model_path)),
@@ -121,11 +121,3 @@ def private_socket_dir() -> Iterator[Path]:
     """A short path that only this user can enter; Unix socket paths are limited to about 100 bytes."""
     with tempfile.TemporaryDirectory(prefix="flexfloor-") as folder:
         yield Path(folder)
-
-
-def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

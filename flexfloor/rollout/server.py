@@ -52,8 +52,6 @@ def _group_flags(rollout: RolloutConfig) -> dict[str, object]:
             # Whatever is sharded over the whole group could not lose a rank later.
             "enable-dp-lm-head": True,
             "moe-dense-tp-size": 1,
-            # Spares a collective of all ranks in every iteration.
-            "enable-dp-attention-local-control-broadcast": True,
         }
     if rollout.collectives is not Collectives.nccl:
         flags["flexfloor-collectives"] = rollout.collectives.value

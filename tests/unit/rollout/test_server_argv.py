@@ -85,7 +85,6 @@ def test_four_ranks_on_cpu() -> None:
         "--skip-tokenizer-init",
         "--tp-size", "4", "--ep-size", "4", "--dp-size", "4",
         "--enable-dp-attention", "--enable-dp-lm-head", "--moe-dense-tp-size", "1",
-        "--enable-dp-attention-local-control-broadcast",
         "--flexfloor-collectives", "gloo",
         "--max-running-requests", "256", "--stream-interval", "16", "--incremental-streaming-output",
         "--max-total-tokens", "8192", "--enable-deterministic-inference",
