@@ -16,7 +16,7 @@ from sglang_patches.catalog import PATCHES
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("folder", nargs="?", type=Path, help="an unpacked wheel; default: the installed SGLang")
+    parser.add_argument("folder", nargs="?", type=Path, help="an unpacked wheel (default: the installed one)")
     folder = parser.parse_args(argv).folder or verify.installed_root()
     version = verify.installed_version(folder)
     reports = verify.check(PATCHES, folder, version)

@@ -4,8 +4,8 @@ Rule 1: a row names its target, the hook, the reason, until when it is needed an
 Rule 2: a version of SGLang without a digest in `checked` does not start; see `verify.py`.
 Rule 3: never replace a class; prefer before and after to around.
 
-To move to a new SGLang: run scripts/check_sglang.py on its wheel, read the diff of each changed target, run the
-tests on it, then add the new digest.
+To move to a new SGLang: run scripts/check_sglang.py on its wheel, read the diff of each changed target, run
+the tests on it, then add the new digest.
 """
 
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ PATCHES: tuple[Patch, ...] = (
         hook="fused_moe_native:moe_forward_native",
         hook_type="around",
         process="scheduler",
-        why="SGLang's fallback fails on topk id -1 (an expert of another rank), and is slow on small batches.",
+        why="SGLang's fallback fails on topk id -1 (another rank's expert), and is slow on small batches.",
         upstream="not reported",
         remove_when="SGLang's CPU fallback supports expert parallelism.",
         checked={"0.5.23": "c18463b6979f"},
@@ -73,7 +73,7 @@ PATCHES: tuple[Patch, ...] = (
         hook="torch_native_backend:add_seq_len_fill_value",
         hook_type="after",
         process="scheduler",
-        why="Padding a batch for attention DP asks the backend for a fill value that this one does not define.",
+        why="Padding a batch for attention DP asks for a fill value that this backend does not define.",
         upstream="not reported",
         remove_when="TorchNativeAttnBackend defines get_cpu_graph_seq_len_fill_value.",
         checked={"0.5.23": "6566be2dffac"},

@@ -23,10 +23,9 @@ def render(patches: Sequence[Patch]) -> str:
 
 
 def _row(patch: Patch) -> str:
-    target = patch.target.removeprefix("sglang.").replace(".srt.", ".").removeprefix("srt.")
     checked = ", ".join(f"{version} `{digest}`" for version, digest in patch.checked.items())
     hook = f"{patch.hook_type} `{patch.hook}` ({patch.process})"
-    return f"| `{target}` | {hook} | {_when(patch)} | {patch.why} | {patch.remove_when} | {checked} |\n"
+    return f"| `{patch.target}` | {hook} | {_when(patch)} | {patch.why} | {patch.remove_when} | {checked} |\n"
 
 
 def _when(patch: Patch) -> str:

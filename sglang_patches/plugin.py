@@ -1,4 +1,4 @@
-"""Installs the active rows of the catalog in one process of the server, or ends the process with the reason."""
+"""Installs the catalog's active rows in one process of the server, or ends it with the reason."""
 
 import importlib
 import logging
@@ -51,7 +51,7 @@ def check_source(patches: Sequence[Patch]) -> None:
 def install(patches: Sequence[Patch]) -> None:
     """Register and apply the rows' hooks now, in this process.
 
-    Applied at once rather than left to SGLang, which logs a hook that does not apply and then serves without it.
+    Applied at once rather than left to SGLang, which logs a hook that fails to apply and serves without it.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 

@@ -4,6 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+COLLECTIVES = ("gloo", "shm")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginConfig:
@@ -15,6 +17,10 @@ class PluginConfig:
     """`gloo` or `shm`: what carries the collectives of the EP group. `shm` works on one host's CPUs only."""
     left_out: tuple[str, ...] = ()
     """Targets of catalog rows not to install, to measure what a row is worth. For benchmarks only."""
+
+    def __post_init__(self) -> None:
+        if self.collectives not in COLLECTIVES:
+            raise ValueError(f"collectives={self.collectives!r}, must be one of {', '.join(COLLECTIVES)}")
 
 
 def read(path: str) -> PluginConfig:

@@ -5,8 +5,8 @@ Own flags:
                                      shm: shared memory between the ranks of one host, CPU only, about
                                      twice as fast as gloo where ranks share cores.
 
-With `--device cpu` the flags and variables that SGLang needs on a CPU without AMX are filled in where they are
-not given: plain torch attention and sampling, no CUDA graphs, one group of cores per rank.
+With `--device cpu` the flags and variables that SGLang needs on a CPU without AMX are filled in where they
+are not given: plain torch attention and sampling, no CUDA graphs, one group of cores per rank.
 """
 
 import os
@@ -24,9 +24,9 @@ _ENVIRONMENT_DEFAULTS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Check the flags, then become SGLang's server (exec): the caller owns its pid, no process stands between.
+    """Check the flags, then become SGLang's server (exec), so that the caller owns the server's pid.
 
-    Ends the process with status 2 and one message when a flag of ours, or a combination, cannot work.
+    Ends the process with one message when a flag of ours, or a combination, cannot work.
     """
     raw = list(sys.argv[1:] if argv is None else argv)
     if "--flexfloor-help" in raw or raw in (["--help"], ["-h"]):
@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def publish_config(args: ServeArgs) -> str:
     """Write the plugin's configuration to anonymous memory and return its path.
 
-    The file descriptor stays open over exec and the pid stays the same, so every process of the server can read
-    the path while the server lives, only this user can, and nothing is left behind however the server ends.
+    The descriptor stays open over exec and the pid stays the same: every process of the server can read the
+    path while the server lives, only this user can, and nothing is left behind however the server ends.
     """
     text = plugin_config.dump(args.plugin_config())
     descriptor = os.memfd_create("flexfloor_plugin_config", 0)

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from sglang_patches.plugin_config import PluginConfig
+from sglang_patches.plugin_config import COLLECTIVES, PluginConfig
 
 _OWN_PREFIX = "--flexfloor-"
-_COLLECTIVES = ("gloo", "shm")
 _TP_FLAGS = ("--tp-size", "--tensor-parallel-size", "--tp")
 _PP_FLAGS = ("--pp-size", "--pipeline-parallel-size", "--pp")
 _DP_FLAGS = ("--dp-size", "--data-parallel-size", "--dp")
@@ -90,8 +89,8 @@ def _int_flag(flags: Sequence[str], names: tuple[str, ...]) -> int:
 
 
 def _check(args: ServeArgs) -> None:
-    if args.collectives not in _COLLECTIVES:
-        _refuse("--flexfloor-collectives", args.collectives, "unknown", f"one of {', '.join(_COLLECTIVES)}")
+    if args.collectives not in COLLECTIVES:
+        _refuse("--flexfloor-collectives", args.collectives, "unknown", f"one of {', '.join(COLLECTIVES)}")
     if args.collectives == "shm":
         _check_shm(args)
     if has_flag(args.sglang_flags, "--enable-dp-attention") and args.num_ranks > 1:
@@ -100,9 +99,12 @@ def _check(args: ServeArgs) -> None:
 
 def _check_shm(args: ServeArgs) -> None:
     if args.device != "cpu":
-        _refuse("--flexfloor-collectives", "shm", f"works on the CPU, not on {args.device}", "--device cpu, or gloo")
+        problem = f"works on the CPU, not on device {args.device}"
+        _refuse("--flexfloor-collectives", "shm", problem, "add --device cpu, or take gloo")
     if flag_value(args.sglang_flags, "--nnodes") not in (None, "1"):
-        _refuse("--flexfloor-collectives", "shm", "works within one host only", "leave out --nnodes, or gloo")
+        _refuse(
+            "--flexfloor-collectives", "shm", "works within one host only", "leave out --nnodes, or take gloo"
+        )
 
 
 def _check_dp_attention(flags: Sequence[str]) -> None:

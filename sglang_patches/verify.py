@@ -67,7 +67,7 @@ def installed_version(root: Path) -> str:
 
 
 def digest_of(target: str, root: Path) -> str | None:
-    """First 12 hex digits of the SHA-256 of the target's source text, decorators included; None if missing."""
+    """First 12 hex digits of the SHA-256 of the target's source, decorators included; None if missing."""
     parts = target.split(".")
     for num_module_parts in range(len(parts) - 1, 0, -1):
         module_file = _module_file(root, parts[:num_module_parts])

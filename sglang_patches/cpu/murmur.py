@@ -1,4 +1,4 @@
-"""32-bit MurmurHash3 over (seed, position, column) in torch integers, bit for bit what SGLang's kernels compute."""
+"""32-bit MurmurHash3 of (seed, position, column) in torch integers, bit for bit as SGLang's kernels."""
 
 import torch
 

@@ -8,9 +8,7 @@ from torch.nn import functional
 
 def supports(layer: Any, config: Any) -> bool:
     """Whether `forward_local_experts` computes what this layer and its MoeRunnerConfig ask for."""
-    has_bias = any(
-        getattr(layer, name, None) is not None for name in ("w13_weight_bias", "w2_weight_bias")
-    )
+    has_bias = any(getattr(layer, name, None) is not None for name in ("w13_weight_bias", "w2_weight_bias"))
     return bool(
         config.activation == "silu"
         and config.gemm1_alpha is None

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from sglang_patches.cpu import model_modules
 from sglang_patches.serve_args import ServeArgs, has_flag
 
 _STAND_INS = Path(__file__).parent / "stand_ins"
@@ -42,15 +43,16 @@ def environment(args: ServeArgs, inherited: Mapping[str, str]) -> dict[str, str]
         "GOMP_SPINCOUNT": "0",
         # Compiling the seeded sampler takes longer on a CPU than a short run saves.
         "TORCH_COMPILE_DISABLE": "1",
+        "SGLANG_DISABLED_MODEL_ARCHS": model_modules.unneeded(args),
     }
-    variables = {name: value for name, value in defaults.items() if name not in inherited}
+    variables = {name: value for name, value in defaults.items() if value and name not in inherited}
     variables["SGLANG_USE_CPU_ENGINE"] = "1"
     variables["PYTHONPATH"] = _python_path(inherited.get("PYTHONPATH", ""))
     return variables
 
 
 def bind_ranks(cores: list[int], num_ranks: int) -> str:
-    """SGLang's binding of ranks to cores: `0,1|2,3`; ranks share cores in turn when there are more of them."""
+    """SGLang's binding of ranks to cores: `0,1|2,3`; ranks in excess of the cores share them in turn."""
     num_each = max(1, len(cores) // num_ranks)
     groups = [
         [cores[(rank * num_each + index) % len(cores)] for index in range(num_each)]

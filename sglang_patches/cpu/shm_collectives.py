@@ -2,10 +2,10 @@
 
 Rule 1: every rank calls the same collectives with the same sizes in the same order.
 Rule 2: sums run in rank order on every rank, so all ranks hold bit-equal results.
-Rule 3: no wait is blind: a dead peer, an abort by another rank and a deadline each end it with PeerLostError.
+Rule 3: no wait is blind: a dead peer, another rank's abort and a deadline each end it with PeerLostError.
 
-Why two slots per rank are enough and nobody acknowledges a read: a rank posts exchange k + 1 only after it has
-read all of exchange k, and writes exchange k + 2, which reuses k's slot, only after all have posted k + 1.
+Why two slots per rank are enough and nobody acknowledges a read: a rank posts exchange k + 1 only after it
+has read all of exchange k, and writes exchange k + 2, which reuses k's slot, only after all posted k + 1.
 
 Stores become visible in program order on x86-64, which the counters rely on; other machines are refused.
 """
@@ -143,15 +143,15 @@ class SharedMemoryGroup:
         return tensor
 
     def reduce_scatter(self, tensor: torch.Tensor, output: torch.Tensor, offset: int) -> torch.Tensor:
-        """Sum rows `offset : offset + len(output)` of every rank's `tensor` into `output`. Returns `output`."""
+        """Sum rows `offset : offset + len(output)` of every rank's `tensor` into `output`, and return it."""
         row_numel = tensor[0].numel() if tensor.shape[0] else 0
         self._reduce(tensor, output, offset=offset * row_numel)
         return output
 
     def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Fill the contiguous `output` with every rank's `tensor` in rank order (output.numel() = ranks * ...)."""
+        """Fill the contiguous `output` with every rank's equally sized `tensor`, in rank order."""
         source = _bytes_of(tensor.contiguous())
-        parts = _bytes_of(output).view(self.world_size, -1)
+        parts = _bytes_of(output).view(self.world_size, source.numel())
         for start in range(0, source.numel(), self.slot_bytes):
             chunk = source[start : start + self.slot_bytes]
             with self._exchange(chunk) as rows:

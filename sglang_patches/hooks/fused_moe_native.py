@@ -4,12 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 
-def moe_forward_native(original: Callable[..., Any], layer: Any, x: Any, topk_output: Any, config: Any) -> Any:
-    """Around `moe_forward_native`: ours where it applies, else SGLang's (activations other than SiLU, biases)."""
+def moe_forward_native(
+    original: Callable[..., Any], layer: Any, x: Any, topk_output: Any, moe_runner_config: Any
+) -> Any:
+    """Around `moe_forward_native`: ours where it applies, else SGLang's (other activations, biases)."""
     from sglang_patches.cpu import native_moe
 
-    if not native_moe.supports(layer, config):
-        return original(layer, x, topk_output, config)
+    if not native_moe.supports(layer, moe_runner_config):
+        return original(layer, x, topk_output, moe_runner_config)
     return native_moe.forward_local_experts(
         x, topk_output.topk_weights, topk_output.topk_ids, layer.w13_weight, layer.w2_weight
     )

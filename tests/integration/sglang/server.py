@@ -47,7 +47,9 @@ class Server:
     def counters(self) -> list[dict[str, int]]:
         """Iteration counters of each rank, in rank order."""
         info = self._checked(requests.get(f"{self.url}/server_info", timeout=REQUEST_DEADLINE_S))
-        return sorted((state["flexfloor"] for state in info["internal_states"]), key=lambda row: row["dp_rank"])
+        return sorted(
+            (state["flexfloor"] for state in info["internal_states"]), key=lambda row: row["dp_rank"]
+        )
 
     def _is_ready(self) -> bool:
         try:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -31,9 +32,9 @@ class _DefineMissingOperators(importlib.abc.MetaPathFinder):
 
 
 def _define_schemas() -> None:
-    from torch.library import Library
+    from torch import library as torch_library
 
-    library = Library("torchvision", "DEF")  # noqa: TOR901 (kept below for the life of the process)
+    library: Any = torch_library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for schema in _SCHEMAS:
         library.define(schema)
     _libraries.append(library)

@@ -1,0 +1,92 @@
+"""The CPU's MoE forward against sums written out token by token."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_patches.cpu.native_moe import forward_local_experts, supports
+
+NUM_EXPERTS, HIDDEN, INTER = 4, 6, 5
+
+
+@pytest.fixture
+def weights() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    w13 = torch.randn(NUM_EXPERTS, 2 * INTER, HIDDEN, generator=generator)
+    return w13, torch.randn(NUM_EXPERTS, HIDDEN, INTER, generator=generator)
+
+
+def reference(x, topk_weights, topk_ids, w13, w2) -> torch.Tensor:
+    result = torch.zeros(x.shape, dtype=torch.float64)
+    for token, (ids, scales) in enumerate(zip(topk_ids.tolist(), topk_weights.tolist(), strict=True)):
+        for expert, scale in zip(ids, scales, strict=True):
+            if expert == -1:
+                continue
+            hidden = w13[expert].double() @ x[token].double()
+            gate, up = hidden[:INTER], hidden[INTER:]
+            result[token] += scale * (w2[expert].double() @ (gate * torch.sigmoid(gate) * up))
+    return result
+
+
+@pytest.mark.parametrize(
+    "topk_ids",
+    [
+        [[0, 1], [1, 2], [3, 0], [2, 3], [1, 0]],
+        [[-1, 1], [1, -1], [-1, -1], [2, 3], [-1, 2]],
+        [[-1, -1], [-1, -1], [-1, -1], [-1, -1], [-1, -1]],
+        [[2, -1], [2, -1], [2, -1], [2, -1], [2, -1]],
+    ],
+    ids=["all local", "some elsewhere", "all elsewhere", "one expert"],
+)
+def test_sums_of_local_experts(weights, topk_ids) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(5, HIDDEN, generator=generator)
+    topk_weights = torch.rand(5, 2, generator=generator)
+    ids = torch.tensor(topk_ids, dtype=torch.int32)
+    got = forward_local_experts(x, topk_weights, ids, *weights)
+    torch.testing.assert_close(got.double(), reference(x, topk_weights, ids, *weights), atol=1e-5, rtol=1e-5)
+
+
+def test_no_tokens(weights) -> None:
+    got = forward_local_experts(
+        torch.empty(0, HIDDEN), torch.empty(0, 2), torch.empty(0, 2, dtype=torch.int32), *weights
+    )
+    assert got.shape == (0, HIDDEN)
+
+
+def test_a_token_does_not_depend_on_its_batch(weights) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(7, HIDDEN, generator=generator)
+    topk_weights = torch.rand(7, 3, generator=generator)
+    ids = torch.stack([torch.randperm(NUM_EXPERTS, generator=generator)[:3] for _ in range(7)])
+    together = forward_local_experts(x, topk_weights, ids, *weights)
+    alone = [
+        forward_local_experts(x[i : i + 1], topk_weights[i : i + 1], ids[i : i + 1], *weights)
+        for i in range(7)
+    ]
+    torch.testing.assert_close(together, torch.cat(alone), atol=1e-6, rtol=1e-6)
+
+
+def test_bfloat16_sums_in_float32(weights) -> None:
+    w13, w2 = (tensor.bfloat16() for tensor in weights)
+    x = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(3)).bfloat16()
+    topk_weights, ids = torch.full((3, 2), 0.5), torch.tensor([[0, 1], [2, 3], [1, 3]])
+    got = forward_local_experts(x, topk_weights, ids, w13, w2)
+    assert got.dtype is torch.bfloat16
+    torch.testing.assert_close(got.double(), reference(x, topk_weights, ids, w13, w2), atol=0.15, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, True),
+        ({"activation": "gelu"}, False),
+        ({"gemm1_alpha": 1.7}, False),
+        ({"apply_router_weight_on_input": True}, False),
+    ],
+)
+def test_what_is_left_to_sglang(change, expected) -> None:
+    config = {"activation": "silu", "gemm1_alpha": None, "apply_router_weight_on_input": False, **change}
+    assert supports(SimpleNamespace(), SimpleNamespace(**config)) is expected
+    assert not supports(SimpleNamespace(w2_weight_bias=torch.zeros(1)), SimpleNamespace(**config))
