@@ -123,12 +123,13 @@ class ModelConfig:
             f"a token cannot be routed to more experts than model.num_experts={self.num_experts}",
             f"set model.num_active_experts to at most {self.num_experts}",
         )
+        is_hf = self.source is ModelSource.hf
         require(
-            self.source is not ModelSource.hf or self.path is not None,
+            bool(self.path),
             "model.path",
             self.path,
-            "model.source=hf reads a checkpoint, and none is named",
-            "set model.path to a Hugging Face checkpoint folder",
+            "no checkpoint is named" if is_hf else "no cache folder is named",
+            f"set model.path to {'a Hugging Face checkpoint' if is_hf else 'a folder, e.g. runs/models'}",
         )
 
 

@@ -7,9 +7,10 @@ from flexfloor.config.schema import Placement
 from flexfloor.errors import ChildProcessError, DataError
 
 
-def test_quickstart_reaches_the_driver_as_dataclasses(cli) -> None:
+def test_driver_gets_dataclasses_and_gives_the_exit_code(cli, driver) -> None:
+    driver.answers = [5]
     outcome = cli("experiment=quickstart", "rollout.ep_size=2", "scheduling=least_inflight", "seed=7")
-    assert outcome.code == 0
+    assert outcome.code == 5
     assert outcome.err == ""
     (config,) = outcome.configs
     assert (config.rollout.ep_size, config.seed, config.num_steps) == (2, 7, 30)
@@ -84,27 +85,21 @@ def test_help_names_groups_keys_and_examples(cli) -> None:
         assert part in outcome.out
 
 
-def test_multirun_runs_each_seed_in_its_own_folder(cli, tmp_path) -> None:
-    outcome = cli("experiment=quickstart", "--multirun", "seed=0,1")
-    assert outcome.code == 0
-    assert [config.seed for config in outcome.configs] == [0, 1]
-    folders = [config.run_dir for config in outcome.configs]
-    (sweep,) = (tmp_path / "runs" / "multirun").iterdir()
-    assert sorted(folders) == [str(sweep / "0"), str(sweep / "1")]
-
-
-def test_multirun_goes_on_after_a_failure_and_ends_non_zero(cli, driver) -> None:
+def test_multirun_runs_every_job_in_its_own_folder_and_the_largest_code_counts(cli, driver, tmp_path) -> None:
     driver.answers = [ChildProcessError("the server ended"), 0]
-    outcome = cli("experiment=quickstart", "--multirun", "seed=0,1")
-    assert outcome.code == 1
-    assert [config.seed for config in outcome.configs] == [0, 1]
-    assert "error: the server ended\n" in outcome.err
-
-
-def test_multirun_refuses_one_job_and_runs_the_other(cli) -> None:
-    outcome = cli("experiment=quickstart", "--multirun", "num_steps=0,3")
+    outcome = cli("experiment=quickstart", "--multirun", "num_steps=0,3,4")
     assert outcome.code == 2
-    assert [config.num_steps for config in outcome.configs] == [3]
+    assert [config.num_steps for config in outcome.configs] == [3, 4]
+    errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+    assert [line.partition(":")[2][:14] for line in errors] == [" num_steps=0: ", " the server en"]
+    (sweep,) = (tmp_path / "runs" / "multirun").iterdir()
+    assert [config.run_dir for config in outcome.configs] == [str(sweep / "1"), str(sweep / "2")]
+
+
+def test_failure_of_a_process_ends_with_code_1_and_no_traceback(cli, driver) -> None:
+    driver.answers = [ChildProcessError("the server ended")]
+    outcome = cli("experiment=quickstart")
+    assert (outcome.code, outcome.err) == (1, "error: the server ended\n")
 
 
 def test_multirun_with_a_wrong_key_starts_no_job(cli) -> None:
@@ -112,11 +107,6 @@ def test_multirun_with_a_wrong_key_starts_no_job(cli) -> None:
     assert outcome.code == 2
     assert outcome.configs == []
     assert "Did you mean seed?" in outcome.err
-
-
-def test_code_of_the_driver_is_the_exit_code(cli, driver) -> None:
-    driver.answers = [5]
-    assert cli("experiment=quickstart").code == 5
 
 
 def test_data_error_of_the_driver_is_the_users(cli, driver) -> None:
