@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from flexfloor.errors import FlexfloorError, StaleWeightsError
+from flexfloor.errors import FlexfloorError, LedgerError, StaleWeightsError
 from flexfloor.records import Aborted, Finished, Progress, Submitted
 from flexfloor.rollout.engine import AttemptsExhausted, Chunk, Engine, ResponseLost
 from flexfloor.rollout.ledger import Ledger
@@ -132,6 +132,7 @@ class _Step:
     def _resume(self) -> int:
         """Hand out what the ledger holds finished, queue the rest; returns the number handed out."""
         num_resumed = 0
+        self._refuse_strangers()
         for request in self.requests:
             known = self.ledger.state.responses.get(request.response_id)
             if known is not None and known.finished is not None:
@@ -142,6 +143,20 @@ class _Step:
                 self._append_aborted(request.response_id, known, "the run was interrupted")
             self._queue.append(request)
         return num_resumed
+
+    def _refuse_strangers(self) -> None:
+        """An older ledger may be of the same step and yet of another data order or run seed."""
+        wanted = {request.response_id: request for request in self.requests}
+        for name, known in self.ledger.state.responses.items():
+            request = wanted.get(name)
+            if request is None or (request.prompt_token_ids, request.sampling_seed) != (
+                known.first.prompt_token_ids,
+                known.first.sampling_seed,
+            ):
+                raise LedgerError(
+                    f"{self.ledger.path}: response {name} is not one of this step, or has another prompt "
+                    "or seed; was the run started with another seed or dataset? Use a new run directory"
+                )
 
     def _send_waiting(self) -> None:
         assert self._tasks is not None, "runs inside the task group only"

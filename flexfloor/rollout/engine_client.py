@@ -69,7 +69,8 @@ class EngineClient:
         # Request ids of an earlier driver may still be running on the same server.
         self._life = uuid.uuid4().hex[:8]
         self._live_rids: dict[str, set[str]] = {}
-        self._is_incremental = True
+        self._is_incremental: bool | None = None
+        self._learning = asyncio.Lock()
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -86,10 +87,11 @@ class EngineClient:
             self._http = None
 
     async def wait_ready(self, timeout_s: float, *, check_alive: Callable[[], None] = lambda: None) -> None:
-        """Poll /health until the server answers 200, then learn how it streams.
+        """Poll /health until the server answers 200.
 
-        `check_alive` is called between polls and may raise, e.g. when the server's process has ended. Raises
-        DeadlineExceeded after `timeout_s`.
+        A poll makes the server generate a token, so this is for its start only. `check_alive` is called
+        between polls and may raise, e.g. when the server's process has ended. Raises DeadlineExceeded after
+        `timeout_s`.
         """
         deadline_s = time.monotonic() + timeout_s
         last = "no answer yet"
@@ -97,7 +99,6 @@ class EngineClient:
             check_alive()
             last = await self._health()
             if not last:
-                await self._learn_streaming()
                 return
             await asyncio.sleep(_POLL_S)
         raise DeadlineExceeded(f"{self.url} was not ready after {timeout_s:.0f} s; last: {last}")
@@ -165,12 +166,13 @@ class EngineClient:
         rids.add(rid)
         payload, num_seen = self._payload(request, dp_rank, rid), 0
         try:
+            is_incremental = await self._streams_incrementally()
             async with self._session.post(
                 f"{self.url}/generate", data=payload, timeout=self._stream_timeout
             ) as answer:
                 await _check_status(answer)
                 async for event in stream_events(answer.content):
-                    chunk = to_chunk(event, num_seen, self._is_incremental)
+                    chunk = to_chunk(event, num_seen, is_incremental)
                     num_seen += len(chunk.token_ids)
                     yield chunk
         except _LOST as error:
@@ -201,11 +203,16 @@ class EngineClient:
         except _LOST as error:
             return repr(error)
 
-    async def _learn_streaming(self) -> None:
-        info = decode_server_info(await self._control("GET", "/server_info"))
-        self._is_incremental = info.incremental_streaming_output
-        if not self._is_incremental:
-            logger.warning("event=cumulative_streaming url=%s cost grows with the square of length", self.url)
+    async def _streams_incrementally(self) -> bool:
+        async with self._learning:
+            if self._is_incremental is None:
+                info = decode_server_info(await self._control("GET", "/server_info"))
+                self._is_incremental = info.incremental_streaming_output
+                if not self._is_incremental:
+                    logger.warning(
+                        "event=cumulative_streaming url=%s every event repeats all tokens", self.url
+                    )
+        return self._is_incremental
 
     @property
     def _session(self) -> aiohttp.ClientSession:

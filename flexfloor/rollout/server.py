@@ -17,7 +17,7 @@ def server_argv(
 ) -> list[str]:
     """Argument vector of the flexfloor-serve that this run needs, ready for exec.
 
-    `port`: SGLang also uses up to 50 ports above it. `weight_version`: of the weights in `model_path`. Raises
+    `port`: SGLang takes more ports above it, see `ports`. `weight_version`: of the weights in `model_path`. Raises
     ConfigError where `rollout.server_args` names a flag that every run sets.
     """
     flags: dict[str, object] = {
@@ -52,6 +52,8 @@ def _group_flags(rollout: RolloutConfig) -> dict[str, object]:
             # Whatever is sharded over the whole group could not lose a rank later.
             "enable-dp-lm-head": True,
             "moe-dense-tp-size": 1,
+            # Left out, and refused: group-wide weight updates need control requests in lockstep.
+            "enable-dp-attention-local-control-broadcast": None,
         }
     if rollout.collectives is not Collectives.nccl:
         flags["flexfloor-collectives"] = rollout.collectives.value

@@ -4,6 +4,7 @@ import asyncio
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,17 @@ def test_a_step_resumes_where_its_ledger_ends(tmp_path: Path) -> None:
     check_complete(requests, again, result, tmp_path / "l")
     assert (result.num_resumed, len(seen)) == (1, 3)
     assert [(call[0], call[2]) for call in again.calls] == [(r.response_id, 2) for r in requests[1:]]
+
+
+@pytest.mark.parametrize(
+    "change", [{"sampling_seed": 5}, {"prompt_token_ids": (9, 9)}, {"response_id": "4/q/0"}]
+)
+def test_a_step_does_not_go_on_from_the_ledger_of_another_run(tmp_path: Path, change: dict[str, Any]) -> None:
+    requests = make_requests([1])
+    run(requests, make_engine(requests, [3]), tmp_path / "l")
+    others = [replace(requests[0], **change)]
+    with pytest.raises(LedgerError, match="4/p0/0 is not one of this step"):
+        run(others, make_engine(others, [3]), tmp_path / "l")
 
 
 def test_a_failing_callback_ends_the_step(tmp_path: Path) -> None:

@@ -200,6 +200,15 @@ def test_an_unfinished_response_is_not_handed_out(path: Path) -> None:
         read_ledger(path).state.response("b")
 
 
+def test_closing_makes_it_durable_once(tmp_path: Path, fsyncs: list[int]) -> None:
+    ledger = reopen(tmp_path / "l")
+    ledger.append(submitted("a"))
+    assert fsyncs == []
+    ledger.close()
+    ledger.close()
+    assert len(fsyncs) == 1
+
+
 def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
     """SIGKILL right after append, without close or sync."""
     path = tmp_path / "l"

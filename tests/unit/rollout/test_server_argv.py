@@ -124,6 +124,7 @@ def test_extra_flags_are_added_as_they_are_meant() -> None:
         ("--moe-dense-tp-size", 2),
         ("flexfloor-collectives", "shm"),
         ("weight-version", 5),
+        ("enable-dp-attention-local-control-broadcast", True),
         ("incremental-streaming-output", True),
     ],
 )
