@@ -116,7 +116,7 @@ REFUSED = [
     ({"data.reward": "nothing"}, "data.reward", "math_verify"),
     ({"data.reward": "a.b:"}, "data.reward", "module:function"),
     ({"data.reward_timeout_s": -1.0}, "data.reward_timeout_s", "above 0"),
-    ({"model.source": ModelSource.hf, "model.path": None}, "model.path", "checkpoint folder"),
+    ({"model.source": ModelSource.hf, "model.path": None}, "model.path", "Hugging Face checkpoint"),
     ({"model.path": None}, "model.path", "e.g. runs/models"),
     ({"model.num_active_experts": 9}, "model.num_active_experts", "at most 8"),
     ({"num_steps": 0}, "num_steps", "at least 1"),
