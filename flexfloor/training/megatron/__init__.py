@@ -1,1 +1,1 @@
-
+"""The only package that imports Megatron-Core and mbridge."""
