@@ -17,8 +17,8 @@ def server_argv(
 ) -> list[str]:
     """Argument vector of the flexfloor-serve that this run needs, ready for exec.
 
-    `port`: SGLang takes more ports above it, see `ports`. `weight_version`: of the weights in `model_path`. Raises
-    ConfigError where `rollout.server_args` names a flag that every run sets.
+    `port`: SGLang takes more ports above it, see `ports`. `weight_version`: of the weights in `model_path`.
+    Raises ConfigError where `rollout.server_args` names a flag that every run sets.
     """
     flags: dict[str, object] = {
         "host": host,
