@@ -1,21 +1,12 @@
 """One trainer of two expert-parallel ranks serves all tests; each begins from the same checkpoint."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tiny_qwen import RunningTrainer, running_trainer, write_checkpoint
+from tiny_qwen import SharedTrainer, running_trainer, write_checkpoint
 
 from flexfloor.training.client import TrainerClient
-
-
-@dataclass
-class SharedTrainer:
-    running: RunningTrainer
-    start: Path
-    """Distributed checkpoint of the state right after the start."""
-    start_checksum: str
 
 
 @pytest.fixture(scope="session")

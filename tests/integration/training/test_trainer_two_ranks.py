@@ -1,35 +1,24 @@
 """What two expert-parallel ranks compute, against transformers and against themselves."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import SharedTrainer
 from safetensors.torch import load_file
-from tiny_qwen import CONTEXT_TOKENS, VOCAB_SIZE, Qwen3MoeForCausalLM, make_sequences, running_trainer
+from tiny_qwen import (
+    CONTEXT_TOKENS,
+    VOCAB_SIZE,
+    SharedTrainer,
+    hf_logprobs,
+    largest_difference,
+    make_sequences,
+    running_trainer,
+)
 
 from flexfloor.training.client import TrainerClient, TrainerError, TrainerRefused
 from flexfloor.types import TrainSequence
 
 pytestmark = pytest.mark.integration
-
-
-def hf_logprobs(checkpoint: Path, sequences: Sequence[TrainSequence]) -> list[torch.Tensor]:
-    model = Qwen3MoeForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
-    found = []
-    for sequence in sequences:
-        ids = torch.tensor(sequence.prompt_token_ids + sequence.response_token_ids)
-        with torch.no_grad():
-            logprobs = model(ids[None]).logits[0].log_softmax(-1)
-        places = torch.arange(len(sequence.prompt_token_ids) - 1, len(ids) - 1)
-        found.append(logprobs[places, ids[places + 1]])
-    return found
-
-
-def largest_difference(found: Sequence[Sequence[float]], expected: Sequence[torch.Tensor]) -> float:
-    pairs = zip(found, expected, strict=True)
-    return max(float((torch.tensor(left) - right).abs().max()) for left, right in pairs)
 
 
 def test_weights_survive_the_round_trip_bit_for_bit(

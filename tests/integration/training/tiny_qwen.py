@@ -4,7 +4,7 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +54,7 @@ def write_checkpoint(folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(4.0)
+        model.lm_head.weight.mul_(4.0)
     model.save_pretrained(folder)
     return folder
 
@@ -77,11 +78,36 @@ def make_sequences(
     return sequences
 
 
+def hf_logprobs(checkpoint: Path, sequences: Sequence[TrainSequence]) -> list[torch.Tensor]:
+    model = Qwen3MoeForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
+    found = []
+    for sequence in sequences:
+        ids = torch.tensor(sequence.prompt_token_ids + sequence.response_token_ids)
+        with torch.no_grad():
+            logprobs = model(ids[None]).logits[0].log_softmax(-1)
+        places = torch.arange(len(sequence.prompt_token_ids) - 1, len(ids) - 1)
+        found.append(logprobs[places, ids[places + 1]])
+    return found
+
+
+def largest_difference(found: Sequence[Sequence[float]], expected: Sequence[torch.Tensor]) -> float:
+    pairs = zip(found, expected, strict=True)
+    return max(float((torch.tensor(left) - right).abs().max()) for left, right in pairs)
+
+
 @dataclass
 class RunningTrainer:
     client: TrainerClient
     process: "subprocess.Popen[bytes]"
     log_path: Path
+
+
+@dataclass
+class SharedTrainer:
+    running: RunningTrainer
+    start: Path
+    """Distributed checkpoint of the state right after the start."""
+    start_checksum: str
 
 
 @contextmanager
