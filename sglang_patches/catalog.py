@@ -172,4 +172,16 @@ PATCHES: tuple[Patch, ...] = (
         device="cpu",
         collectives="shm",
     ),
+    Patch(
+        target="sglang.srt.utils.common.broadcast_pyobj",
+        hook="common:broadcast_pyobj_over_shm",
+        hook_type="around",
+        process="scheduler",
+        why="As all_reduce: the control requests, asked for in every iteration, keep all ranks in lockstep.",
+        upstream="none: SGLang's own shared-memory path needs AMX",
+        remove_when="SGLang's shared-memory collectives run on any CPU.",
+        checked={"0.5.23": "b53729e946f6"},
+        device="cpu",
+        collectives="shm",
+    ),
 )

@@ -108,6 +108,13 @@ def _check_shm(args: ServeArgs) -> None:
 
 
 def _check_dp_attention(flags: Sequence[str]) -> None:
+    if has_flag(flags, "--enable-dp-attention-local-control-broadcast"):
+        _refuse(
+            "--enable-dp-attention-local-control-broadcast",
+            "on",
+            "ranks would take a weight update in different iterations, and its barriers would hang",
+            "leave the flag out",
+        )
     if not has_flag(flags, "--enable-dp-lm-head"):
         _refuse(
             "--enable-dp-attention",

@@ -1,4 +1,4 @@
-"""Three servers of one tiny model, started together because a start is mostly imports, shared by all tests."""
+"""Three servers of one tiny model, started together and shared by all tests: a start is mostly imports."""
 
 from collections.abc import Iterator
 
@@ -8,17 +8,18 @@ from tiny_moe import write_checkpoint
 
 from flexfloor.processes import ChildProcesses
 
-COLLECTIVES = ("gloo", "shm")
+NUM_RANKS = {"gloo": 4, "shm": 2}
+"""By collectives. Shared memory among more ranks has unit tests; a rank more costs seconds of imports."""
 
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
-    """`one` rank, and four ranks over `gloo` and over `shm`."""
+    """`one` rank; several ranks over `gloo` and over `shm`."""
     folder = tmp_path_factory.mktemp("servers")
     model_path = write_checkpoint(folder / "model")
     with ChildProcesses() as children:
         started = {"one": start_server(children, model_path, 1, folder / "one.log")}
-        for collectives in COLLECTIVES:
-            flags = ("--flexfloor-collectives", collectives)
-            started[collectives] = start_server(children, model_path, 4, folder / f"{collectives}.log", flags)
+        for name, num_ranks in NUM_RANKS.items():
+            flags = ("--flexfloor-collectives", name)
+            started[name] = start_server(children, model_path, num_ranks, folder / f"{name}.log", flags)
         yield {name: server.wait_ready() for name, server in started.items()}

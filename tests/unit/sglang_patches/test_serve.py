@@ -50,6 +50,10 @@ def test_number_of_ranks(flags: list[str], num_ranks: int) -> None:
         ([*CPU, "--flexfloor-floor", "2"], "--flexfloor-floor=2: there is no such flag"),
         ([*CPU, "--tp", "four"], "--tp-size=four: not a positive integer"),
         (["--tp", "4", "--dp", "4", "--enable-dp-attention"], "Fix: add --enable-dp-lm-head"),
+        (
+            [*FOUR, *DENSE, "--enable-dp-attention-local-control-broadcast"],
+            "its barriers would hang. Fix: leave the flag out",
+        ),
         (FOUR, "--moe-dense-tp-size=not given: dense layers would be split over all ranks"),
     ],
 )

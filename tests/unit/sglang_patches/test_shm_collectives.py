@@ -101,6 +101,10 @@ def _collectives(group: SharedMemoryGroup) -> dict[str, object]:
         "counts": counts.tolist(),
         "uneven": shm_groups.reduce_scatterv(group, mine, None, [2, 0, 5]).numpy(),
         "even": shm_groups.reduce_scatterv(group, mine[:6], None, None).numpy(),
+        "objects": [
+            shm_groups.broadcast_objects(group, objects if group.rank == 1 else None, group.rank == 1)
+            for objects in ([], ["control", {"request": "x" * 1000}])
+        ],
         "many": [group.all_reduce(torch.tensor([float(step)])).item() for step in range(200)],
     }
 
@@ -124,6 +128,7 @@ def test_results_equal_plain_sums_on_every_rank(start) -> None:
         assert result["counts"] == [3, 3]
         assert (result["uneven"] == uneven[rank].numpy()).all()
         assert (result["even"] == even[rank].numpy()).all()
+        assert result["objects"] == [[], ["control", {"request": "x" * 1000}]]
         assert result["many"] == [3.0 * step for step in range(200)]
 
 
