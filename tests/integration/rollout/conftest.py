@@ -18,6 +18,7 @@ from tiny_moe import write_checkpoint
 
 _START_TIMEOUT_S = 240.0
 _OVERRIDES = (
+    "experiment=quickstart",
     "rollout.ep_size=4",
     "rollout.collectives=shm",
     "rollout.kv_cache_tokens=8192",

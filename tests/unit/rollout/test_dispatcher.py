@@ -263,6 +263,17 @@ def test_held_back_responses_go_to_the_rank_that_gets_free(tmp_path: Path) -> No
     assert [call[0] for call in engine.calls] == [r.response_id for r in requests]
 
 
+def test_a_lost_response_goes_before_those_that_never_ran(tmp_path: Path) -> None:
+    requests = make_requests([4])
+    hurt = requests[0].response_id
+    engine = make_engine(requests, [9], faults={(hurt, 1): Fault(kind="abort")})
+    result = run(requests, engine, tmp_path / "l", LeastInflight(2, running_limit=1))
+    check_complete(requests, engine, result, tmp_path / "l")
+    names = [call[0] for call in engine.calls]
+    # The place that it gave up goes to the next in line; then it is first.
+    assert names == [requests[i].response_id for i in (0, 1, 2, 0, 3)]
+
+
 def test_cancelling_aborts_the_engine_and_keeps_the_tokens(tmp_path: Path) -> None:
     requests = make_requests([2])
     faults = {(requests[0].response_id, 1): Fault(kind="silent", after_chunks=2)}

@@ -107,6 +107,9 @@ def test_a_tail_of_zeros_is_torn(path: Path) -> None:
         contents = read_ledger(path)
         assert contents.num_records == len(STORY)
         assert contents.torn_bytes == kept + 4096
+        with reopen(path) as ledger:
+            assert ledger.append(STORY[-1])
+        assert path.read_bytes() == whole
 
 
 def test_a_flipped_bit_anywhere_before_the_last_record_is_refused(path: Path) -> None:
