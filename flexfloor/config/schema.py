@@ -167,6 +167,13 @@ class RolloutConfig:
         at_least(self, "rollout", 1, "max_running_requests", "kv_cache_tokens", "stream_interval_tokens")
         at_least(self, "rollout", 1, "num_responses_per_prompt", "max_attempts")
         positive(self, "rollout", "temperature", "response_timeout_s")
+        require(
+            self.temperature == 1.0,
+            "rollout.temperature",
+            self.temperature,
+            "the trainer computes its logprobs at temperature 1, so others could not be compared",
+            "set rollout.temperature=1.0",
+        )
         # The engine's logprobs are those before the top-p cut, so they would not be those of what was
         # sampled, and importance sampling cannot repair what the cut made impossible.
         require(

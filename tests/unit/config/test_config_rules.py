@@ -87,6 +87,7 @@ REFUSED = [
     ),
     ({"rollout.top_p": 0.9}, "rollout.top_p", "logprobs"),
     ({"rollout.temperature": 0.0}, "rollout.temperature", "above 0"),
+    ({"rollout.temperature": 0.7}, "rollout.temperature", "at temperature 1"),
     ({"rollout.temperature": math.nan}, "rollout.temperature", "finite"),
     ({"rollout.max_running_requests": 3}, "rollout.max_running_requests", "4 or more"),
     ({"rollout.response_timeout_s": -1.0}, "rollout.response_timeout_s", "above 0"),

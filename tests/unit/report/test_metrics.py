@@ -1,0 +1,81 @@
+"""Numbers survive a crash, and what a person sees is made of the very records."""
+
+import io
+import json
+import math
+from pathlib import Path
+
+from rich.console import Console
+
+from flexfloor.config import LoggingConfig
+from flexfloor.report.console import RunConsole, format_step, summary_rows
+from flexfloor.report.metrics import METRICS_FILE, MetricsLog, read_metrics
+
+LOGGING = LoggingConfig(tensorboard=False)
+
+
+def record(reward: float) -> dict[str, float]:
+    return {
+        "reward/mean": reward,
+        "length/mean_tokens": 20.4,
+        "length/p99_tokens": 99.0,
+        "length/p99_over_median": 8.0,
+        "occupancy/tail_idle_share": 0.254,
+        "occupancy/worker_iterations": 800,
+        "time/rollout_s": 5.04,
+        "time/train_s": 2.0,
+        "time/sync_s": 0.126,
+    }
+
+
+def test_records_are_on_disk_as_soon_as_they_are_written(tmp_path: Path) -> None:
+    with MetricsLog.open(tmp_path, LOGGING, {}) as metrics:
+        metrics.write(0, record(0.5))
+        assert read_metrics(tmp_path) == [{"rollout_step": 0, **record(0.5)}]
+        metrics.write(1, record(0.75))
+    assert [line["reward/mean"] for line in read_metrics(tmp_path)] == [0.5, 0.75]
+
+
+def test_a_torn_last_record_is_left_out(tmp_path: Path) -> None:
+    whole = json.dumps({"rollout_step": 0, "reward/mean": 1.0}) + "\n"
+    (tmp_path / METRICS_FILE).write_text(whole + whole[:20])
+    assert read_metrics(tmp_path) == [{"rollout_step": 0, "reward/mean": 1.0}]
+
+
+def test_a_number_that_does_not_exist_is_null(tmp_path: Path) -> None:
+    with MetricsLog.open(tmp_path, LOGGING, {}) as metrics:
+        metrics.write(0, {"train/kl": math.nan})
+    assert read_metrics(tmp_path) == [{"rollout_step": 0, "train/kl": None}]
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with MetricsLog.open(tmp_path, LoggingConfig(tensorboard=True), {}) as metrics:
+        metrics.write(3, {"reward/mean": 0.25})
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("reward/mean")
+    assert [(event.step, event.value) for event in events] == [(3, 0.25)]
+
+
+def test_the_line_of_a_step() -> None:
+    assert format_step(2, 30, record(0.6875)) == (
+        "step   3/30  reward 0.688  length 20 (p99 99)  tail idle 25 %  "
+        "rollout 5.0 s  train 2.0 s  sync 0.13 s"
+    )
+
+
+def test_the_summary_compares_first_and_last_steps() -> None:
+    records = [record(reward) for reward in (0.1, 0.2, 0.3, 0.4)]
+    rows = {label: values for label, *values in summary_rows(records, edge_steps=2)}
+    assert rows["reward"] == ["0.150", "0.350", "0.250"]
+    assert rows["worker-iterations"] == ["800", "800", "800"]
+    assert rows["tokens per worker-iteration"] == ["nan", "nan", "nan"]
+
+
+def test_into_a_file_there_are_lines_but_no_bars() -> None:
+    written = io.StringIO()
+    console = RunConsole(progress=True, console=Console(file=written, width=80))
+    with console.phase("rollout", 10) as advance:
+        advance(5, "note")
+    console.say("a [line] as it is")
+    assert written.getvalue() == "a [line] as it is\n"
