@@ -1,0 +1,90 @@
+"""Runs of `flexfloor-train` in processes of their own, on a model so small that a step takes a second."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from flexfloor.report.metrics import METRICS_FILE, read_metrics
+
+SHAPE = (
+    "model.num_layers=2",
+    "model.tiny.hidden_size=64",
+    "model.tiny.head_dim=16",
+    "model.tiny.moe_intermediate_size=64",
+)
+SMALL = (
+    "experiment=quickstart",
+    *SHAPE,
+    "model.tiny.warmup_steps=0",
+    "data.num_prompts=16",
+    "data.reward=probe_rewards:share_of_digits",
+    # Five prompts by three responses on four ranks: nothing divides by anything.
+    "rollout.num_prompt_groups=5",
+    "rollout.num_responses_per_prompt=3",
+    "rollout.max_response_tokens=24",
+    "algorithm.num_minibatches=1",
+    "trainer.learning_rate=3e-3",
+)
+START_DEADLINE_S = 400.0
+STEP_DEADLINE_S = 120.0
+END_DEADLINE_S = 10.0
+"""What the project promises for an interrupted or crashed run."""
+
+
+class Job:
+    """One running flexfloor-train."""
+
+    def __init__(self, process: subprocess.Popen[bytes], run_dir: Path, output: Path) -> None:
+        self.process = process
+        self.run_dir = run_dir
+        self._output = output
+
+    @property
+    def text(self) -> str:
+        """What it printed so far."""
+        return self._output.read_text(errors="replace")
+
+    def wait_for_steps(self, num_steps: int) -> None:
+        deadline_s = time.monotonic() + START_DEADLINE_S + num_steps * STEP_DEADLINE_S
+        while self.num_steps() < num_steps:
+            assert self.process.poll() is None, self.text
+            assert time.monotonic() < deadline_s, self.text
+            time.sleep(0.05)
+
+    def num_steps(self) -> int:
+        path = self.run_dir / METRICS_FILE
+        return len(read_metrics(self.run_dir)) if path.exists() else 0
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def wait(self, timeout_s: float) -> int:
+        return self.process.wait(timeout_s)
+
+
+@contextmanager
+def running_job(folder: Path, overrides: Sequence[str]) -> Iterator[Job]:
+    """Start a job in `folder`; one that still runs at the end of the block is killed with its children."""
+    run_dir, output = folder / "run", folder / "output.txt"
+    folder.mkdir(parents=True, exist_ok=True)
+    argv = [sys.executable, "-m", "flexfloor.cli.train", *overrides, f"run_dir={run_dir}"]
+    argv += [f"hydra.run.dir={run_dir}", f"model.path={folder.parent / 'models'}"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with (
+        output.open("wb") as log,
+        subprocess.Popen(
+            argv, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=folder, start_new_session=True
+        ) as process,
+    ):
+        try:
+            yield Job(process, run_dir, output)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)

@@ -1,0 +1,123 @@
+"""The main job for real: own server and trainer, and runs attached to a shared server."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from job import END_DEADLINE_S, SMALL, START_DEADLINE_S, Job, running_job
+from transformers import AutoTokenizer
+
+from flexfloor.report.metrics import read_metrics
+from flexfloor.rollout.ledger import read_ledger, step_path
+from flexfloor.types import Response
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+NUM_STEPS = 5
+RESPONSES_PER_STEP = 15
+
+
+def responses(run_dir: Path, step: int) -> tuple[Response, ...]:
+    contents = read_ledger(step_path(run_dir / "ledger", step))
+    assert contents.torn_bytes == 0
+    return contents.state.finished_responses()
+
+
+def wait_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=END_DEADLINE_S)
+    assert not alive
+
+
+def checksums(job: Job) -> list[str]:
+    lines = (job.run_dir / "train.log").read_text().splitlines()
+    return [line.split("checksum=")[1].split()[0] for line in lines if "checksum=" in line]
+
+
+def drawn(run_dir: Path, step: int) -> list[tuple[str, int, tuple[int, ...]]]:
+    return [(item.response_id, item.dp_rank, item.token_ids) for item in responses(run_dir, step)]
+
+
+def test_a_dead_rank_ends_the_run_with_its_story_and_nothing_is_left_running(tmp_path: Path) -> None:
+    with running_job(tmp_path / "own", [*SMALL, "num_steps=1000"]) as job:
+        job.wait_for_steps(2)
+        children = job.descendants()
+        victim = next(item for item in children if "sglang::scheduler" in " ".join(item.cmdline()))
+        killed_at_s = time.monotonic()
+        victim.kill()
+        assert job.wait(END_DEADLINE_S + 10) == 1
+        took_s = time.monotonic() - killed_at_s
+        wait_gone(children)
+    assert "server (pid" in job.text
+    assert "Last lines of" in job.text
+    # SGLang itself takes 5 s to notice and to end; the limit counts from there.
+    assert took_s < END_DEADLINE_S + 10
+    assert len(read_metrics(job.run_dir)) >= 2
+    assert len(responses(job.run_dir, 0)) == RESPONSES_PER_STEP
+
+
+@pytest.fixture(scope="module")
+def finished(shared_server_url: str, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A run of five steps to its end, on the shared server."""
+    folder = tmp_path_factory.mktemp("train") / "finished"
+    attach = f"cluster.server_url={shared_server_url}"
+    with running_job(folder, [*SMALL, attach, f"num_steps={NUM_STEPS}"]) as job:
+        assert job.wait(START_DEADLINE_S + NUM_STEPS * 30) == 0, job.text
+    return job
+
+
+def test_every_response_is_there_once_with_its_weights(finished: Job) -> None:
+    records = read_metrics(finished.run_dir)
+    assert [record["rollout_step"] for record in records] == list(range(NUM_STEPS))
+    for step, record in enumerate(records):
+        # 16 prompts: the fourth batch of a pass holds one prompt only.
+        expected = 3 if step % 4 == 3 else RESPONSES_PER_STEP
+        ended = responses(finished.run_dir, step)
+        assert len({item.response_id for item in ended}) == len(ended) == expected
+        assert {item.weight_version for item in ended} == {step}
+        assert record["occupancy/num_tokens"] == sum(item.num_tokens for item in ended)
+        assert record["occupancy/worker_iterations"] > 0
+        assert 0.0 <= record["occupancy/tail_idle_share"] < 1.0
+        assert record["train/mean_abs_logprob_diff"] < 1e-4
+    counts = [item.dp_rank for item in responses(finished.run_dir, 0)]
+    assert counts == [index % 4 for index in range(RESPONSES_PER_STEP)]
+
+
+def test_the_weights_change_in_every_step(finished: Job) -> None:
+    assert len(set(checksums(finished))) == NUM_STEPS + 1
+
+
+def test_the_run_leaves_a_model_that_transformers_reads(finished: Job) -> None:
+    folder = finished.run_dir / "hf"
+    assert json.loads((folder / "config.json").read_text())["num_experts"] == 8
+    assert AutoTokenizer.from_pretrained(folder).decode([4, 5]) != ""
+    assert (folder / "model.safetensors").stat().st_size > 100_000
+
+
+def test_the_screen_shows_a_line_a_step_and_the_table(finished: Job) -> None:
+    assert [line.split()[1] for line in finished.text.splitlines() if line.startswith("step ")] == [
+        f"{step}/{NUM_STEPS}" for step in range(1, NUM_STEPS + 1)
+    ]
+    assert "tail idle, share of worker time" in finished.text
+
+
+def test_the_same_seed_draws_the_same_and_ctrl_c_ends_all_in_time(
+    finished: Job, shared_server_url: str, tmp_path: Path
+) -> None:
+    attach = f"cluster.server_url={shared_server_url}"
+    with running_job(tmp_path / "again", [*SMALL, attach, "num_steps=1000"]) as job:
+        job.wait_for_steps(NUM_STEPS)
+        children = job.descendants()
+        assert children
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait(END_DEADLINE_S) == 130
+        wait_gone(children)
+    for step in range(NUM_STEPS):
+        assert drawn(job.run_dir, step) == drawn(finished.run_dir, step)
+    first, second = (read_metrics(item.run_dir)[:NUM_STEPS] for item in (finished, job))
+    for name in ("reward/mean", "train/loss", "train/grad_norm", "train/entropy"):
+        assert [record[name] for record in second] == pytest.approx(
+            [record[name] for record in first], abs=1e-4
+        )
