@@ -196,6 +196,8 @@ class RankLoop:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--spec", required=True, help="file with the trainer's spec, as the driver writes it")
+    # Megatron-Core tells its whole configuration at level INFO, on every rank.
+    logging.getLogger("megatron").setLevel(logging.WARNING)
     spec = decode_spec(Path(parser.parse_args().spec).read_bytes())
     rank = int(os.environ["RANK"])
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s trainer_rank={rank} %(name)s %(message)s")

@@ -51,9 +51,7 @@ class WeightGroup:
         world_size = 1 + num_server_ranks
         timeout = datetime.timedelta(seconds=timeout_s)
         # Not by torch's rendezvous(): under torchrun it would look for torchrun's store instead.
-        store = TCPStore(
-            address, 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False
-        )
+        store = TCPStore(address, 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)
         name = f"flexfloor_weights_{next(_numbers)}_{store.port}"
         body: dict[str, object] = {
             "master_address": address,
@@ -98,7 +96,7 @@ def _new_group(
 
     torch has no public call for this; these helpers have been what RL frameworks use for years.
     """
-    # Untyped: these helpers are private to torch.
+    # Any, because these helpers are private to torch and have no types.
     private: Any = c10d
     try:
         group: dist.ProcessGroup

@@ -1,5 +1,6 @@
 """Forward passes and optimizer steps over microbatches, on Megatron-Core's own schedules."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -51,7 +52,10 @@ def optimizer_step(
     sums: list[LossSums] = _run(model, batches, loss_function, forward_only=False)
     succeeded, grad_norm, _ = model.optimizer.step()
     assert succeeded, "the optimizer skipped a step, which only a loss scaler may do, and there is none"
-    return sums, float(grad_norm or 0.0)
+    norm = float(grad_norm or 0.0)
+    if not math.isfinite(norm):
+        raise FloatingPointError(f"the gradient's norm is {norm}; the weights are spoilt by now")
+    return sums, norm
 
 
 def _run(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny_qwen import SharedTrainer, running_trainer, write_checkpoint
+from tiny_qwen import ALGORITHM, SharedTrainer, running_trainer, write_checkpoint
 
 from flexfloor.training.client import TrainerClient
 
@@ -17,7 +17,7 @@ def hf_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def shared_trainer(hf_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedTrainer]:
     folder = tmp_path_factory.mktemp("two")
-    with running_trainer(folder, hf_checkpoint, algorithm={"num_minibatches": 2}) as running:
+    with running_trainer(folder, hf_checkpoint, algorithm=ALGORITHM) as running:
         checksum = running.client.weight_checksum()
         running.client.save_checkpoint(str(folder / "start"))
         yield SharedTrainer(running, folder / "start", checksum)

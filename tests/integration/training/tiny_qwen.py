@@ -24,6 +24,8 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM  # noqa: E402
 
 VOCAB_SIZE = 32
 CONTEXT_TOKENS = 256
+# Two optimizer steps and a reference model, so that every kind of forward pass takes place.
+ALGORITHM = {"num_minibatches": 2, "kl_coef": 0.01}
 READY_DEADLINE_S = 240.0
 
 
@@ -79,6 +81,8 @@ def make_sequences(
 
 
 def hf_logprobs(checkpoint: Path, sequences: Sequence[TrainSequence]) -> list[torch.Tensor]:
+    # More threads than free cores make such small operations slower by orders of magnitude.
+    torch.set_num_threads(1)
     model = Qwen3MoeForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
     found = []
     for sequence in sequences:
