@@ -4,6 +4,7 @@ Own flags:
   --flexfloor-collectives gloo|shm   what carries the collectives of the EP group (default gloo).
                                      shm: shared memory between the ranks of one host, CPU only, about
                                      twice as fast as gloo where ranks share cores.
+  --flexfloor-leave-out TARGET,...   hooks of the catalog not to install, to measure what they are worth.
 
 With `--device cpu` the flags and variables that SGLang needs on a CPU without AMX are filled in where they
 are not given: plain torch attention and sampling, no CUDA graphs, one group of cores per rank.
@@ -11,7 +12,8 @@ are not given: plain torch attention and sampling, no CUDA graphs, one group of 
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 
 from sglang_patches import CONFIG_ENV, plugin_config
 from sglang_patches.cpu import profile
@@ -29,11 +31,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     Ends the process with one message when a flag of ours, or a combination, cannot work.
     """
     raw = list(sys.argv[1:] if argv is None else argv)
-    if "--flexfloor-help" in raw or raw in (["--help"], ["-h"]):
+    if raw in (["--help"], ["-h"]):
         print(__doc__)
         print("SGLang's own flags: python -m sglang.launch_server --help")
         return
     args = parse(raw)
+    check_plugin_is_found(os.environ)
     sglang_flags, environment = args.sglang_flags, {**_ENVIRONMENT_DEFAULTS, **os.environ}
     if args.device == "cpu":
         sglang_flags = profile.fill_flags(args)
@@ -41,6 +44,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     environment[CONFIG_ENV] = publish_config(args)
     command = [sys.executable, "-m", "sglang.launch_server", *sglang_flags]
     os.execve(sys.executable, command, environment)
+
+
+def check_plugin_is_found(environment: Mapping[str, str]) -> None:
+    """Refuse what would make SGLang serve without our hooks and say nothing of it."""
+    if not entry_points(group="sglang.srt.plugins", name="flexfloor"):
+        raise SystemExit("flexfloor-serve: the package flexfloor is not installed. Fix: pip install it.")
+    chosen = environment.get("SGLANG_PLUGINS", "")
+    if chosen and "flexfloor" not in [name.strip() for name in chosen.split(",")]:
+        raise SystemExit(f"flexfloor-serve: SGLANG_PLUGINS={chosen}: leaves flexfloor out. Fix: add it.")
 
 
 def publish_config(args: ServeArgs) -> str:

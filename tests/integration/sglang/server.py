@@ -13,7 +13,8 @@ from flexfloor.errors import DeadlineExceeded
 from flexfloor.processes import ChildProcess, ChildProcesses, tail
 from flexfloor.rollout.ports import free_base_port
 
-READY_DEADLINE_S = 240.0
+READY_DEADLINE_S = 600.0
+"""A start is 15 s of imports in each of its processes: half a minute alone, minutes on a loaded machine."""
 REQUEST_DEADLINE_S = 60.0
 
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from server import Server
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 PROMPTS = ([5, 6, 7], [9, 10, 11, 12], [33, 4, 8, 20, 21], [50, 3])
 GREEDY = {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True}

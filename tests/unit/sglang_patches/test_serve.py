@@ -128,6 +128,13 @@ def test_the_server_takes_over_the_pid_and_can_read_the_configuration(tmp_path: 
     assert config == {"device": "cuda", "collectives": "gloo", "left_out": []}
 
 
+def test_a_list_of_plugins_without_ours_is_refused() -> None:
+    serve.check_plugin_is_found({})
+    serve.check_plugin_is_found({"SGLANG_PLUGINS": "other, flexfloor"})
+    with pytest.raises(SystemExit, match=r"SGLANG_PLUGINS=other: leaves flexfloor out\. Fix: add it"):
+        serve.check_plugin_is_found({"SGLANG_PLUGINS": "other"})
+
+
 def test_help_names_our_flags(capsys: pytest.CaptureFixture[str]) -> None:
     serve.main(["--help"])
     assert "--flexfloor-collectives gloo|shm" in capsys.readouterr().out
