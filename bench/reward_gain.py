@@ -1,9 +1,9 @@
-"""Does the quickstart learn? Reward of the last steps minus the first, over seeds, beside a run that cannot learn.
+"""Does the quickstart learn? Reward of the last steps minus the first, over seeds, beside a run that cannot.
 
     python bench/reward_gain.py [--seeds 0 1 2] [--control-seed 0] [--folder runs/reward_gain] [OVERRIDE ...]
 
-Every run is `flexfloor-train experiment=quickstart` with the overrides; the control has learning rate 0. A run
-whose folder holds all its steps is read, not repeated. The last line is one JSON object.
+Every run is `flexfloor-train experiment=quickstart` with the overrides; the control has learning rate 0. A
+run whose folder holds all its steps is read, not repeated. The last line is one JSON object.
 """
 
 import argparse
