@@ -48,7 +48,16 @@ def build_bridge(hf_config: Any, dtype: Dtype, device: Device, trainer: TrainerC
         bridge_class = cpu_bridge.cpu_bridge_class(bridge_class)
     bridge = bridge_class(hf_config, dtype=TORCH_DTYPES[dtype])
     bridge.set_extra_args(**_config_overrides(hf_config, device, trainer))
+    if trainer.pp_size == 1:
+        # Exporting sends every weight and its name around the pipeline, four object collectives each, even
+        # where the pipeline has one stage.
+        mbridge_bridge.broadcast_from_megatron_pp = _as_it_is
+        mbridge_bridge.broadcast_str_from_megatron_pp = _as_it_is
     return bridge
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _config_overrides(hf_config: Any, device: Device, trainer: TrainerConfig) -> dict[str, Any]:
