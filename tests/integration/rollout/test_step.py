@@ -17,10 +17,9 @@ from flexfloor.rollout.step import RolloutResult, StepLimits
 from flexfloor.scheduling.place import LeastInflight, PlacementPolicy, RoundRobin
 from flexfloor.types import ResponseRequest
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 NUM_RANKS = 4
-WEIGHT_VERSION = 5
 LIMITS = StepLimits(context_tokens=512, response_timeout_s=60.0, max_attempts=3)
 
 # 10 prompts x 3 with a long tail: most caps are short, one response in ten may be long.
@@ -30,7 +29,7 @@ REQUESTS = [
         rollout_step=0,
         prompt_id=f"p{prompt}",
         sample_index=sample,
-        prompt_token_ids=tuple(4 + (prompt * 7 + i * 5) % 60 for i in range(3 + prompt)),
+        prompt_token_ids=tuple(4 + (prompt * 7 + i * 5) % 28 for i in range(3 + prompt)),
         max_response_tokens=90 if (3 * prompt + sample) % 10 == 9 else 6 + 2 * prompt,
         sampling_seed=1000 + 10 * prompt + sample,
     )
@@ -68,16 +67,15 @@ class MeddlingEngine(EngineClient):
 async def step(
     engine: EngineClient, requests: list[ResponseRequest], path: Path, placement: PlacementPolicy
 ) -> tuple[RolloutResult, Occupancy]:
-    with Ledger.open(
-        path, rollout_step=0, weight_version=WEIGHT_VERSION, num_responses=len(requests)
-    ) as ledger:
+    version = await engine.weight_version()
+    with Ledger.open(path, rollout_step=0, weight_version=version, num_responses=len(requests)) as ledger:
         before = await engine.counters()
         result = await run_step(
             requests,
             engine=engine,
             placement=placement,
             ledger=ledger,
-            weight_version=WEIGHT_VERSION,
+            weight_version=version,
             limits=LIMITS,
         )
         after = await engine.counters()
@@ -101,13 +99,14 @@ def run(url: str, requests: list[ResponseRequest], path: Path, placement: Placem
 
 
 @pytest.fixture(scope="module")
-def quiet(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[RolloutResult, Occupancy, Path]:
+def quiet(
+    shared_server_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[RolloutResult, Occupancy, Path]:
     """An undisturbed round-robin step."""
     path = tmp_path_factory.mktemp("quiet") / "l"
 
     async def go() -> tuple[RolloutResult, Occupancy]:
-        async with EngineClient(server_url) as engine:
-            assert await engine.weight_version() == WEIGHT_VERSION
+        async with EngineClient(shared_server_url) as engine:
             return await step(engine, REQUESTS, path, RoundRobin(NUM_RANKS))
 
     return *asyncio.run(go()), path
@@ -153,22 +152,22 @@ def test_counters_of_a_static_step_fit_its_longest_response(
 
 
 def test_placement_does_not_change_what_is_drawn(
-    server_url: str, quiet: tuple[RolloutResult, Occupancy, Path], tmp_path: Path
+    shared_server_url: str, quiet: tuple[RolloutResult, Occupancy, Path], tmp_path: Path
 ) -> None:
-    again = run(server_url, REQUESTS, tmp_path / "l", LeastInflight(NUM_RANKS, running_limit=2))
+    again = run(shared_server_url, REQUESTS, tmp_path / "l", LeastInflight(NUM_RANKS, running_limit=2))
     assert [r.dp_rank for r in again.responses] != [r.dp_rank for r in quiet[0].responses]
     assert tokens(again) == tokens(quiet[0])
 
 
 def test_aborted_and_cut_responses_are_continued_to_the_same_tokens(
-    server_url: str, quiet: tuple[RolloutResult, Occupancy, Path], tmp_path: Path
+    shared_server_url: str, quiet: tuple[RolloutResult, Occupancy, Path], tmp_path: Path
 ) -> None:
     longest_first = sorted(quiet[0].responses, key=lambda r: -r.num_tokens)
     requests = {request.response_id: request for request in REQUESTS}
     chosen = [requests[r.response_id] for r in longest_first[:6]]
 
     async def go() -> tuple[RolloutResult, MeddlingEngine]:
-        async with MeddlingEngine(server_url) as engine:
+        async with MeddlingEngine(shared_server_url) as engine:
             engine.abort_ids = {request.response_id for request in chosen[:2]}
             engine.cut_ids = {request.response_id for request in chosen[2:4]}
             return (await step(engine, chosen, tmp_path / "l", RoundRobin(NUM_RANKS)))[0], engine
@@ -185,13 +184,14 @@ def test_aborted_and_cut_responses_are_continued_to_the_same_tokens(
 
 
 def test_a_cancelled_step_leaves_an_idle_engine_and_resumes(
-    server_url: str, quiet: tuple[RolloutResult, Occupancy, Path], tmp_path: Path
+    shared_server_url: str, quiet: tuple[RolloutResult, Occupancy, Path], tmp_path: Path
 ) -> None:
     async def interrupt() -> None:
-        async with EngineClient(server_url) as engine:
+        async with EngineClient(shared_server_url) as engine:
             first = asyncio.Event()
+            version = await engine.weight_version()
             with Ledger.open(
-                tmp_path / "l", rollout_step=0, weight_version=WEIGHT_VERSION, num_responses=len(REQUESTS)
+                tmp_path / "l", rollout_step=0, weight_version=version, num_responses=len(REQUESTS)
             ) as ledger:
                 task = asyncio.create_task(
                     run_step(
@@ -199,7 +199,7 @@ def test_a_cancelled_step_leaves_an_idle_engine_and_resumes(
                         engine=engine,
                         placement=RoundRobin(NUM_RANKS),
                         ledger=ledger,
-                        weight_version=WEIGHT_VERSION,
+                        weight_version=version,
                         limits=LIMITS,
                         on_response=lambda _: first.set(),
                     )
@@ -213,20 +213,20 @@ def test_a_cancelled_step_leaves_an_idle_engine_and_resumes(
     asyncio.run(interrupt())
     kept = read_ledger(tmp_path / "l").state
     assert 0 < kept.num_finished < len(REQUESTS)
-    resumed = run(server_url, REQUESTS, tmp_path / "l", RoundRobin(NUM_RANKS))
+    resumed = run(shared_server_url, REQUESTS, tmp_path / "l", RoundRobin(NUM_RANKS))
     assert resumed.num_resumed == kept.num_finished
     assert tokens(resumed) == tokens(quiet[0])
 
 
-def test_the_cap_of_the_context_binds_where_we_say(server_url: str, tmp_path: Path) -> None:
+def test_the_cap_of_the_context_binds_where_we_say(shared_server_url: str, tmp_path: Path) -> None:
     """A prompt that leaves room for one token is accepted, and one that is a token longer is not."""
     long = replace(REQUESTS[0], prompt_token_ids=(9,) * 505, max_response_tokens=99)
-    (response,) = run(server_url, [long], tmp_path / "l", RoundRobin(NUM_RANKS)).responses
+    (response,) = run(shared_server_url, [long], tmp_path / "l", RoundRobin(NUM_RANKS)).responses
     assert (response.cap_tokens, response.num_tokens) == (512 - 6 - 505, 1)
     too_long = replace(long, prompt_token_ids=(9,) * 506, max_response_tokens=1)
 
     async def ask() -> list[Chunk]:
-        async with EngineClient(server_url) as engine:
+        async with EngineClient(shared_server_url) as engine:
             return [chunk async for chunk in engine.generate_stream(too_long, dp_rank=0, attempt=1)]
 
     with pytest.raises(EngineRefused, match="506 tokens"):

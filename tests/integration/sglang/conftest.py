@@ -1,4 +1,5 @@
-"""Three servers of one tiny model, started together and shared by all tests: a start is mostly imports."""
+"""Three servers of one tiny model, started together: a start is mostly imports. They end with the module,
+because idle ranks spin."""
 
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ NUM_RANKS = {"gloo": 4, "shm": 2}
 """By collectives. Shared memory among more ranks has unit tests; a rank more costs seconds of imports."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
     """`one` rank; several ranks over `gloo` and over `shm`."""
     folder = tmp_path_factory.mktemp("servers")

@@ -29,7 +29,7 @@ def _tokens(answers: list[dict]) -> list[list[int]]:
     return [answer["output_ids"] for answer in answers]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def one_rank_tokens(servers: dict[str, Server]) -> dict[str, list[list[int]]]:
     nowhere = [None] * len(PROMPTS)
     answers = {
