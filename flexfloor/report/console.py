@@ -1,9 +1,10 @@
 """What a person sees while a run goes on: a bar per phase, a line per step, a table at the end.
 
-On a terminal the bars move; into a file or a pipe only the lines and the table are written.
+On a terminal the bars move; into a file or a pipe a long phase writes a line now and then instead.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -19,6 +20,10 @@ from rich.progress import (
 from rich.table import Table
 
 
+LINE_INTERVAL_S = 20.0
+"""Without a terminal, a phase that takes longer reports so often."""
+
+
 class Advance(Protocol):
     """Reports progress of a phase: `done` of its total, with an optional note behind the bar."""
 
@@ -26,11 +31,18 @@ class Advance(Protocol):
 
 
 class RunConsole:
-    """Everything a run prints. `progress=False` leaves the bars out."""
+    """Everything a run prints. `progress=False` leaves the bars and the lines in their place out."""
 
-    def __init__(self, *, progress: bool, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        progress: bool,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._console = console or Console(highlight=False, soft_wrap=True)
-        self._show_bars = progress and self._console.is_terminal
+        self._progress = progress
+        self._clock = clock
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False)
@@ -38,8 +50,8 @@ class RunConsole:
     @contextmanager
     def phase(self, name: str, total: int | None) -> Iterator[Advance]:
         """A bar that lives as long as the phase. `total=None` shows a spinner."""
-        if not self._show_bars:
-            yield _silent
+        if not (self._progress and self._console.is_terminal):
+            yield self._lines(name, total) if self._progress else _silent
             return
         columns = (
             SpinnerColumn(),
@@ -56,6 +68,17 @@ class RunConsole:
                 bars.update(task, completed=done, note=note)
 
             yield advance
+
+    def _lines(self, name: str, total: int | None) -> Advance:
+        next_s = self._clock() + LINE_INTERVAL_S
+
+        def advance(done: int, note: str = "") -> None:
+            nonlocal next_s
+            if self._clock() >= next_s:
+                next_s = self._clock() + LINE_INTERVAL_S
+                self.say(f"{name} {done}/{total} {note}".rstrip())
+
+        return advance
 
     def step_line(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
         """The line of one rollout step: reward, length, tail idle, seconds per phase."""

@@ -72,10 +72,12 @@ def test_the_summary_compares_first_and_last_steps() -> None:
     assert rows["tokens per worker-iteration"] == ["nan", "nan", "nan"]
 
 
-def test_into_a_file_there_are_lines_but_no_bars() -> None:
-    written = io.StringIO()
-    console = RunConsole(progress=True, console=Console(file=written, width=80))
-    with console.phase("rollout", 10) as advance:
-        advance(5, "note")
+def test_into_a_file_a_long_phase_writes_a_line_now_and_then_and_no_bar() -> None:
+    written, now_s = io.StringIO(), [0.0]
+    console = RunConsole(progress=True, console=Console(file=written, width=80), clock=lambda: now_s[0])
+    with console.phase("warm-up", 10) as advance:
+        for done in range(1, 10):
+            now_s[0] = 5.0 * done
+            advance(done, f"loss {done}")
     console.say("a [line] as it is")
-    assert written.getvalue() == "a [line] as it is\n"
+    assert written.getvalue() == "warm-up 4/10 loss 4\nwarm-up 8/10 loss 8\na [line] as it is\n"
