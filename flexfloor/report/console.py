@@ -19,7 +19,6 @@ from rich.progress import (
 )
 from rich.table import Table
 
-
 LINE_INTERVAL_S = 20.0
 """Without a terminal, a phase that takes longer reports so often."""
 
