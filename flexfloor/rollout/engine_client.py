@@ -32,8 +32,6 @@ from flexfloor.types import EngineCounters, ResponseRequest
 logger = logging.getLogger(__name__)
 
 _MAX_OPEN_FILES = 65_536
-# uvicorn drops an idle connection after 5 s; a request sent into that moment would be lost.
-_KEEPALIVE_S = 2.0
 _POLL_S = 0.25
 
 _LOST = (aiohttp.ClientError, ConnectionError, TimeoutError)
@@ -75,7 +73,9 @@ class EngineClient:
 
     async def __aenter__(self) -> Self:
         _allow_open_files()
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
+        # A connection of its own for each request: on a busy machine the server may close an idle one just
+        # when it is taken up again.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._http = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self
 

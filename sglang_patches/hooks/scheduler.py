@@ -11,3 +11,10 @@ def count_iteration(scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> 
         is_idle=batch.forward_mode.is_idle(),
         is_prefill=batch.is_extend_in_batch or batch.forward_mode.is_extend(),
     )
+
+
+def nap_when_idle(_result: Any, _scheduler: Any) -> None:
+    """After `Scheduler.on_idle`, which runs when no rank of the group has tokens."""
+    from sglang_patches.cpu.patience import nap
+
+    nap()
