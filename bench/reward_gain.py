@@ -23,7 +23,7 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--control-seed", type=int, default=0)
-    parser.add_argument("--num-steps", type=int, default=30)
+    parser.add_argument("--num-steps", type=int, default=25)
     parser.add_argument("--folder", type=Path, default=Path("runs/reward_gain"))
     options, overrides = parser.parse_known_args()
     overrides = [f"num_steps={options.num_steps}", *overrides]

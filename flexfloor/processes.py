@@ -66,8 +66,10 @@ class ChildProcess:
         log_path: Path,
         env: Mapping[str, str] | None = None,
         parent_death_signal: signal.Signals = signal.SIGTERM,
+        stop_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
         self.name = name
+        self._stop_signal = stop_signal
         self.log_path = log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log: IO[bytes] = log_path.open("ab")
@@ -111,7 +113,7 @@ class ChildProcess:
         self._log.close()
 
     def terminate(self) -> None:
-        self._signal_group(signal.SIGTERM)
+        self._signal_group(self._stop_signal)
 
     def kill(self) -> None:
         self._signal_group(signal.SIGKILL)
@@ -142,8 +144,16 @@ class ChildProcesses:
         log_path: Path,
         env: Mapping[str, str] | None = None,
         parent_death_signal: signal.Signals = signal.SIGTERM,
+        stop_signal: signal.Signals = signal.SIGTERM,
     ) -> ChildProcess:
-        child = ChildProcess(name, argv, log_path=log_path, env=env, parent_death_signal=parent_death_signal)
+        child = ChildProcess(
+            name,
+            argv,
+            log_path=log_path,
+            env=env,
+            parent_death_signal=parent_death_signal,
+            stop_signal=stop_signal,
+        )
         logger.info("process=%s pid=%d started log=%s", name, child.pid, log_path)
         self._children.append(child)
         return child
@@ -162,7 +172,7 @@ class ChildProcesses:
         deadline_s = time.monotonic() + self._stop_timeout_s / 2
         for child in chosen:
             if not child.reap(deadline_s - time.monotonic()):
-                logger.warning("process=%s pid=%d did not end on SIGTERM, killing it", child.name, child.pid)
+                logger.warning("process=%s pid=%d did not end when asked, killing it", child.name, child.pid)
             child.kill()
             child.reap(self._stop_timeout_s / 4)
             child.close_log()

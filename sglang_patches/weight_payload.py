@@ -19,7 +19,7 @@ def serialize_bucket(named_tensors: list[tuple[str, Tensor]], num_ranks: int) ->
 
     # The default hands file descriptors to children only; to an unrelated process it fails with "authkey
     # differs" and takes the engine's rank down.
-    torch.multiprocessing.set_sharing_strategy("file_system")
+    torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
     bucket = FlattenedTensorBucket(named_tensors=named_tensors)
     content = {"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()}
     # One per rank: each keeps the shared memory alive until its rank has opened it.

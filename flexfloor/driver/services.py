@@ -43,8 +43,10 @@ class Services:
             "server",
             server_argv(self._config, port=port, model_path=str(model_path)),
             log_path=self._run_dir / "logs" / "server.log",
-            # Its schedulers end with it; a graceful shut-down would only linger.
+            # Its schedulers end with it. Asked politely, it drains for seconds and then crashes on the ranks
+            # that the same signal ended; there is nothing in it that would have to be saved.
             parent_death_signal=signal.SIGKILL,
+            stop_signal=signal.SIGKILL,
         )
         return f"http://127.0.0.1:{port}"
 

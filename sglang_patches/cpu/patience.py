@@ -5,7 +5,7 @@ from typing import Any
 
 POLL_MS = 100
 """A message ends the wait at once; the loop around it only has a watchdog to feed meanwhile."""
-NAP_S = 0.01
+NAP_S = 0.02
 """What a request that arrives at an idle engine may wait longer."""
 
 

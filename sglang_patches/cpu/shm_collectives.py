@@ -23,13 +23,14 @@ import numpy as np
 import torch
 
 from flexfloor.errors import FlexfloorError
+from sglang_patches.cpu import futex
 
 DEFAULT_SLOT_BYTES = 1 << 20
 DEFAULT_DEADLINE_S = 1800.0
 """As long as a rank may compute between two collectives, e.g. while another loads weights."""
 
 _LINE_BYTES = 64
-_SPINS_BETWEEN_CHECKS = 4096
+_WORD_MASK = 0xFFFF_FFFF
 _LIVENESS_INTERVAL_S = 0.2
 _ACCUMULATE_IN = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
@@ -104,10 +105,12 @@ class SharedMemoryGroup:
     _posted: np.ndarray = field(init=False)  # [world_size + 1], uint64: exchanges posted; last: dead rank + 1
     _slots: list[list[torch.Tensor]] = field(init=False)  # [rank][parity] -> uint8 [slot_bytes]
     _num_posted: int = 0
+    _base_address: int = 0
 
     def __post_init__(self) -> None:
         lines = np.frombuffer(self._memory, dtype=np.uint64, count=(self.world_size + 1) * _LINE_BYTES // 8)
         self._posted = lines[:: _LINE_BYTES // 8]
+        self._base_address = lines.ctypes.data
         first = (self.world_size + 1) * _LINE_BYTES
         self._slots = [
             [self._slot(first + (2 * rank + parity) * self.slot_bytes) for parity in (0, 1)]
@@ -182,6 +185,7 @@ class SharedMemoryGroup:
         self._slots[self.rank][parity][: payload.numel()].copy_(payload)
         self._num_posted += 1
         self._posted[self.rank] = self._num_posted
+        futex.wake_all(self._word(self.rank))
         for peer in range(self.world_size):
             if self._posted[peer] < self._num_posted:
                 self._wait_for(peer)
@@ -190,17 +194,13 @@ class SharedMemoryGroup:
     def _wait_for(self, peer: int) -> None:
         started_s = time.monotonic()
         next_check_s = started_s + _LIVENESS_INTERVAL_S
-        while True:
-            for _ in range(_SPINS_BETWEEN_CHECKS):
-                if self._posted[peer] >= self._num_posted:
-                    return
-                os.sched_yield()
-                if self._posted[-1]:
-                    raise PeerLostError(f"rank {self.rank}: rank {int(self._posted[-1]) - 1} was lost")
-                if time.monotonic() >= next_check_s:
-                    break
-            next_check_s = time.monotonic() + _LIVENESS_INTERVAL_S
-            self._check_peers(peer, waited_s=time.monotonic() - started_s)
+        while (seen := int(self._posted[peer])) < self._num_posted:
+            if self._posted[-1]:
+                raise PeerLostError(f"rank {self.rank}: rank {int(self._posted[-1]) - 1} was lost")
+            futex.wait(self._word(peer), seen & _WORD_MASK, _LIVENESS_INTERVAL_S)
+            if time.monotonic() >= next_check_s:
+                next_check_s = time.monotonic() + _LIVENESS_INTERVAL_S
+                self._check_peers(peer, waited_s=time.monotonic() - started_s)
 
     def _check_peers(self, awaited: int, waited_s: float) -> None:
         for rank, peer in enumerate(self.peers):
@@ -211,7 +211,13 @@ class SharedMemoryGroup:
 
     def _abort(self, lost_rank: int, reason: str) -> None:
         self._posted[-1] = lost_rank + 1
+        for rank in range(self.world_size):
+            futex.wake_all(self._word(rank))
         raise PeerLostError(f"rank {self.rank}: {reason}, at exchange {self._num_posted}")
+
+    def _word(self, rank: int) -> int:
+        """Address of the lower half of a rank's counter, which is its futex."""
+        return self._base_address + rank * _LINE_BYTES
 
     def _slot(self, offset: int) -> torch.Tensor:
         return torch.frombuffer(self._memory, dtype=torch.uint8, count=self.slot_bytes, offset=offset)

@@ -5,6 +5,7 @@ none or their own run first.
 """
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,7 @@ OVERRIDES = (
     "experiment=quickstart",
     "rollout.collectives=shm",
     "rollout.kv_cache_tokens=8192",
+    "rollout.max_running_requests=256",
     "model.context_tokens=512",
 )
 
@@ -57,7 +59,7 @@ def shared_server_url(shared_checkpoint: Path, tmp_path_factory: pytest.TempPath
     url = f"http://127.0.0.1:{port}"
     with ChildProcesses() as children:
         argv = server_argv(config, port=port, model_path=str(shared_checkpoint), weight_version=5)
-        server = children.start("server", argv, log_path=folder / "server.log")
+        server = children.start("server", argv, log_path=folder / "server.log", stop_signal=signal.SIGKILL)
 
         async def wait() -> None:
             async with EngineClient(url) as engine:

@@ -24,10 +24,12 @@ class Server:
 
     url: str
     num_ranks: int
-    process: ChildProcess
+    process: ChildProcess | None = None
+    """None where somebody else started it and waited for it."""
 
     def wait_ready(self, deadline_s: float = READY_DEADLINE_S) -> "Server":
         """Return once the warm-up request has run. Raises with the log's tail if the server ends first."""
+        assert self.process is not None
         give_up_at_s = time.monotonic() + deadline_s
         while not self._is_ready():
             self.process.check()

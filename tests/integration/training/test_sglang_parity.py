@@ -14,13 +14,12 @@ from safetensors.torch import load_file, save_file
 from tiny_qwen import hf_logprobs, largest_difference, make_sequences, running_trainer
 
 from flexfloor.config.schema import Dtype, WeightSyncPath
-from flexfloor.processes import ChildProcesses
 from flexfloor.training.client import TrainerClient, TrainerError
 from flexfloor.training.weight_sync import WeightPusher
 from flexfloor.types import TrainSequence
 
 sys.path.append(str(Path(__file__).parents[1] / "sglang"))
-from server import Server, start_server
+from server import Server
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -35,13 +34,15 @@ class Both:
 
 
 @pytest.fixture(scope="module")
-def both(hf_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    """A server of four ranks and a trainer of two, started together."""
+def both(
+    shared_server_url: str, shared_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Both]:
+    """The shared server of four ranks and a trainer of two, on the same weights."""
     folder = tmp_path_factory.mktemp("parity")
-    with ChildProcesses() as children:
-        server = start_server(children, hf_checkpoint, NUM_RANKS, folder / "server.log")
-        with running_trainer(folder / "trainer", hf_checkpoint) as trainer:
-            yield Both(server.wait_ready(600.0), trainer.client)
+    server = Server(url=shared_server_url, num_ranks=NUM_RANKS)
+    with running_trainer(folder / "trainer", shared_checkpoint) as trainer:
+        trainer.client.sync_weights(6, server.url)
+        yield Both(server, trainer.client)
 
 
 def generated(server: Server, rank: int) -> list[TrainSequence]:
@@ -87,13 +88,13 @@ def tensors(values: list[list[float]]) -> list[torch.Tensor]:
     return [torch.tensor(row) for row in values]
 
 
-def test_three_engines_agree_and_every_rank_follows_a_sync(both: Both, hf_checkpoint: Path) -> None:
+def test_three_engines_agree_and_every_rank_follows_a_sync(both: Both, shared_checkpoint: Path) -> None:
     sequences = [sequence for rank in range(NUM_RANKS) for sequence in generated(both.server, rank)]
     assert sum(len(sequence.response_token_ids) for sequence in sequences) >= 1000
     decoded = tensors([list(sequence.rollout_logprobs) for sequence in sequences])
     before = both.client.logprobs(sequences)
     assert largest_difference(before, decoded) <= LIMIT
-    assert largest_difference(before, hf_logprobs(hf_checkpoint, sequences)) <= LIMIT
+    assert largest_difference(before, hf_logprobs(shared_checkpoint, sequences)) <= LIMIT
 
     stats = both.client.train_step(sequences, learning_rate=3e-3)
     assert stats.mean_abs_logprob_diff < 1e-5
@@ -124,28 +125,28 @@ def _folder(weights: dict[str, torch.Tensor], source: Path, folder: Path) -> Pat
 
 @pytest.mark.parametrize("path", list(WeightSyncPath))
 def test_every_path_puts_the_same_weights_on_every_rank(
-    both: Both, own_group: None, hf_checkpoint: Path, tmp_path: Path, path: WeightSyncPath
+    both: Both, own_group: None, shared_checkpoint: Path, tmp_path: Path, path: WeightSyncPath
 ) -> None:
     """Small buckets, so that there are many; random weights of its own for each path."""
     number = list(WeightSyncPath).index(path)
     generator = torch.Generator().manual_seed(number)
     weights = {
         name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator)
-        for name, tensor in load_file(hf_checkpoint / "model.safetensors").items()
+        for name, tensor in load_file(shared_checkpoint / "model.safetensors").items()
     }
     pusher = WeightPusher(
         path,
         backend="gloo",
         bucket_bytes=200_000,
         work_dir=str(tmp_path),
-        checkpoint_path=str(hf_checkpoint),
+        checkpoint_path=str(shared_checkpoint),
         dtype=Dtype.float32,
     )
     sequences = make_sequences(8, seed=20 + number)
     stats = pusher.push(iter(weights.items()), 100 + number, both.server.url, 120.0)
     assert stats.num_bytes == sum(tensor.nbytes for tensor in weights.values())
     pusher.push(iter(weights.items()), 200 + number, both.server.url, 120.0)
-    expected = hf_logprobs(_folder(weights, hf_checkpoint, tmp_path / "expected"), sequences)
+    expected = hf_logprobs(_folder(weights, shared_checkpoint, tmp_path / "expected"), sequences)
     for rank in range(NUM_RANKS):
         logprobs, versions = scored(both.server, sequences, rank)
         assert versions == {str(200 + number)}
