@@ -34,6 +34,7 @@ def validate(config: TrainConfig, *, check_files: bool = True) -> None:
         _check_dropped_batch,
         _check_collectives,
         _check_weight_sync,
+        _check_offload,
         _check_tiny_model,
         _check_rollout_memory,
         _check_trainer_memory,
@@ -53,7 +54,7 @@ def _check_rollout_devices(config: TrainConfig) -> None:
     _check_device_count("rollout.ep_size", need, config)
     starts_here = cluster.server_url is None
     fits = need <= cluster.num_devices_per_node
-    fix = "start flexfloor-serve on the nodes with an sbatch script and set cluster.server_url"
+    fix = "start flexfloor-serve on the nodes and set cluster.server_url"
     problem = (
         f"one node has {cluster.num_devices_per_node} devices, and this run starts processes on one node only"
     )
@@ -70,7 +71,7 @@ def _check_trainer_devices(config: TrainConfig) -> None:
     _check_device_count("trainer.num_ranks", need, config)
     starts_here = cluster.trainer_endpoint is None
     fits = need <= cluster.num_devices_per_node
-    fix = "start the trainer on the nodes with an sbatch script and set cluster.trainer_endpoint"
+    fix = "start the trainer on the nodes and set cluster.trainer_endpoint"
     problem = (
         f"one node has {cluster.num_devices_per_node} devices, and this run starts processes on one node only"
     )
@@ -171,6 +172,13 @@ def _check_weight_sync(config: TrainConfig) -> None:
     server, trainer = host_of(cluster.server_url), host_of(cluster.trainer_endpoint)
     problem = f"hands weights over inside one host, and the server is on {server}, the trainer on {trainer}"
     require(not is_tensor or server == trainer, key, "tensor", problem, fix)
+
+
+def _check_offload(config: TrainConfig) -> None:
+    offloads, on_cpu = config.trainer.optimizer_offload, config.cluster.device is Device.cpu
+    problem = "on cluster.device=cpu the optimizer state lies in host memory anyway"
+    fix = "set trainer.optimizer_offload=false"
+    require(not (offloads and on_cpu), "trainer.optimizer_offload", offloads, problem, fix)
 
 
 def _check_tiny_model(config: TrainConfig) -> None:

@@ -99,6 +99,8 @@ def _build_optimizer(spec: TrainerSpec, chunks: list[torch.nn.Module]) -> Any:
         bf16=spec.dtype is Dtype.bfloat16,
         params_dtype=TORCH_DTYPES[spec.dtype],
         use_distributed_optimizer=trainer.distributed_optimizer,
+        optimizer_cpu_offload=trainer.optimizer_offload,
+        optimizer_offload_fraction=1.0 if trainer.optimizer_offload else 0.0,
     )
     optimizer = get_megatron_optimizer(config, chunks)
     if spec.device is Device.cpu:

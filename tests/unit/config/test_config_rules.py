@@ -60,6 +60,7 @@ REFUSED = [
     ({"algorithm.num_minibatches": 3}, "algorithm.num_minibatches", "=512"),
     ({"algorithm.num_minibatches": 512}, "algorithm.num_minibatches", "at most 256"),
     ({"data.drop_last": True, "data.num_prompts": 31}, "data.num_prompts", "32 or more"),
+    ({"trainer.optimizer_offload": True}, "trainer.optimizer_offload", "host memory anyway"),
     ({"rollout.collectives": Collectives.nccl}, "rollout.collectives", "cluster.device=cpu"),
     ({"cluster.device": Device.cuda}, "rollout.collectives", "rollout.collectives=nccl"),
     (TWO_NODES, "rollout.collectives", "cluster.num_nodes=2"),
