@@ -18,7 +18,7 @@ def make_spec() -> TrainerSpec:
         seed=7,
         trainer=TrainerConfig(num_ranks=2, ep_size=2, micro_batch_tokens=512, learning_rate=1e-4),
         algorithm=AlgorithmConfig(loss_agg=LossAgg.fixed, importance_cap=None),
-        work_dir="/tmp/w",
+        work_dir="work",
     )
 
 
