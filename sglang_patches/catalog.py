@@ -92,6 +92,17 @@ PATCHES: tuple[Patch, ...] = (
         collectives="gloo",
     ),
     Patch(
+        target="sglang.srt.distributed.device_communicators.pynccl_wrapper.NCCLLibrary.__init__",
+        hook="pynccl_wrapper:find_no_library",
+        hook_type="before",
+        process="scheduler",
+        why="A CUDA build of torch brings NCCL along, and the communicator then asks for a CUDA device.",
+        upstream="not reported",
+        remove_when="SGLang makes no NCCL communicator for device cpu.",
+        checked={"0.5.23": "95fead982195"},
+        device="cpu",
+    ),
+    Patch(
         target="sglang.srt.arg_groups.attention_hook.handle_deterministic_inference",
         hook="attention_hook:admit_torch_native",
         hook_type="before",

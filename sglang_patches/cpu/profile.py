@@ -37,7 +37,8 @@ def environment(args: ServeArgs, inherited: Mapping[str, str]) -> dict[str, str]
     cores = sorted(os.sched_getaffinity(0))
     defaults = {
         "SGLANG_CPU_OMP_THREADS_BIND": bind_ranks(cores, args.num_ranks),
-        "OMP_NUM_THREADS": str(max(1, len(cores) // args.num_ranks)),
+        # Waking a second thread that waits passively takes longer than the arithmetic of a small model.
+        "OMP_NUM_THREADS": "1",
         # Ranks that share cores must not spin while they wait, or they starve the rank that computes.
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "0",
