@@ -1,12 +1,14 @@
-"""MoE forward on a CPU, with few operator calls: on small batches these cost more than the arithmetic."""
+"""MoE forward on a CPU: a compiled loop for few tokens, a matrix product for each expert of many."""
 
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-_MAX_DENSE_PRODUCTS = 8 << 20
-"""Up to so many products (tokens x experts x weights of one), doing all is faster than picking out few."""
+from sglang_patches.cpu.moe_kernel import add_local_experts
+
+_MAX_COMPILED_PAIRS = 256
+"""Above so many (token, expert) pairs, matrix products over all tokens of an expert are faster."""
 
 
 def supports(layer: Any, config: Any) -> bool:
@@ -33,29 +35,27 @@ def forward_local_experts(
     w13_weight: [num_local_experts, 2 * inter, hidden] (gate rows, then up rows);
     w2_weight: [num_local_experts, hidden, inter]. Returns [num_tokens, hidden] in x's dtype.
     """
-    num_products = x.shape[0] * (w13_weight.numel() + w2_weight.numel())
-    is_small = num_products <= _MAX_DENSE_PRODUCTS and x.dtype is torch.float32
-    forward = _forward_dense if is_small else _forward_grouped
-    return forward(x, topk_weights, topk_ids, w13_weight, w2_weight)
+    is_small = topk_ids.numel() <= _MAX_COMPILED_PAIRS
+    if is_small and _is_for_kernel(x, topk_weights, w13_weight, w2_weight):
+        return _forward_compiled(x, topk_weights, topk_ids, w13_weight, w2_weight)
+    return _forward_grouped(x, topk_weights, topk_ids, w13_weight, w2_weight)
 
 
-def _forward_dense(
+def _is_for_kernel(*tensors: torch.Tensor) -> bool:
+    return all(tensor.dtype is torch.float32 and tensor.is_contiguous() for tensor in tensors)
+
+
+def _forward_compiled(
     x: torch.Tensor,
     topk_weights: torch.Tensor,
     topk_ids: torch.Tensor,
     w13_weight: torch.Tensor,
     w2_weight: torch.Tensor,
 ) -> torch.Tensor:
-    """Every local expert on every token; the weights of experts that a token did not choose are zero."""
-    num_experts, num_gate_up, hidden = w13_weight.shape
-    # Column 0 takes what belongs to other ranks.
-    scales = topk_weights.new_zeros(x.shape[0], num_experts + 1)
-    scales.scatter_(1, topk_ids.to(torch.int64) + 1, topk_weights)
-    gate_up = functional.linear(x, w13_weight.reshape(-1, hidden)).view(-1, num_experts, num_gate_up)
-    gate, up = gate_up.chunk(2, dim=-1)
-    expert_in = functional.silu(gate).mul_(up).transpose(0, 1)
-    expert_out = torch.bmm(expert_in, w2_weight.transpose(1, 2))
-    return expert_out.mul_(scales[:, 1:].t().unsqueeze(-1)).sum(0).to(x.dtype)
+    out = torch.zeros_like(x)
+    tensors = (x, topk_weights, topk_ids.contiguous(), w13_weight, w2_weight, out)
+    add_local_experts(*(tensor.detach().numpy() for tensor in tensors))
+    return out
 
 
 def _forward_grouped(

@@ -40,9 +40,9 @@ def reference(x, topk_weights, topk_ids, w13, w2) -> torch.Tensor:
     ],
     ids=["all local", "some elsewhere", "all elsewhere", "one expert"],
 )
-@pytest.mark.parametrize("max_dense_products", [0, 1 << 30], ids=["grouped", "dense"])
-def test_sums_of_local_experts(weights, topk_ids, max_dense_products, monkeypatch) -> None:
-    monkeypatch.setattr(native_moe, "_MAX_DENSE_PRODUCTS", max_dense_products)
+@pytest.mark.parametrize("max_compiled_pairs", [-1, 1 << 30], ids=["grouped", "compiled"])
+def test_sums_of_local_experts(weights, topk_ids, max_compiled_pairs, monkeypatch) -> None:
+    monkeypatch.setattr(native_moe, "_MAX_COMPILED_PAIRS", max_compiled_pairs)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(5, HIDDEN, generator=generator)
     topk_weights = torch.rand(5, 2, generator=generator)
@@ -51,9 +51,9 @@ def test_sums_of_local_experts(weights, topk_ids, max_dense_products, monkeypatc
     torch.testing.assert_close(got.double(), reference(x, topk_weights, ids, *weights), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("max_dense_products", [-1, 1 << 30], ids=["grouped", "dense"])
-def test_no_tokens(weights, max_dense_products, monkeypatch) -> None:
-    monkeypatch.setattr(native_moe, "_MAX_DENSE_PRODUCTS", max_dense_products)
+@pytest.mark.parametrize("max_compiled_pairs", [-1, 1 << 30], ids=["grouped", "compiled"])
+def test_no_tokens(weights, max_compiled_pairs, monkeypatch) -> None:
+    monkeypatch.setattr(native_moe, "_MAX_COMPILED_PAIRS", max_compiled_pairs)
     got = forward_local_experts(
         torch.empty(0, HIDDEN), torch.empty(0, 2), torch.empty(0, 2, dtype=torch.int32), *weights
     )
