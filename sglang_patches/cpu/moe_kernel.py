@@ -43,7 +43,12 @@ def _add_local_experts(
                     out[token, row] += scale * total
 
 
-add_local_experts: Callable[..., Any] = numba.njit(cache=True, fastmath=True, nogil=True)(_add_local_experts)
+# Sums may be regrouped, which lets them be vectorised. Rows that pad a batch hold anything, NaN included: they
+# must neither raise nor be assumed away.
+_FAST_BUT_NAN_SAFE = {"reassoc", "contract", "nsz", "arcp"}
+_compile = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST_BUT_NAN_SAFE)
+
+add_local_experts: Callable[..., Any] = _compile(_add_local_experts)
 """Add each token's local experts, weighted, to `out`, which begins as zeros.
 
 All arrays are C-contiguous float32, `topk_ids` int32 or int64; id -1 is another rank's expert.

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from sglang_patches.cpu.moe_kernel import add_local_experts
 
-_MAX_COMPILED_PAIRS = 256
+_MAX_COMPILED_PAIRS = 192
 """Above so many (token, expert) pairs, matrix products over all tokens of an expert are faster."""
 
 

@@ -4,37 +4,29 @@ Its ranks spin while they are idle, so it starts only when the first test asks f
 none or their own run first.
 """
 
-import asyncio
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from shared_server import SharedServer
 
-from flexfloor.cli.compose import compose, to_train_config
 from flexfloor.data.arithmetic import build_tokenizer
 from flexfloor.data.tiny_moe import create_tiny_moe
 from flexfloor.processes import ChildProcesses
-from flexfloor.rollout.engine_client import EngineClient
-from flexfloor.rollout.ports import free_base_port
-from flexfloor.rollout.server import server_argv
 
-SERVER_START_TIMEOUT_S = 600.0
-LATE = ("shared_server_url", "both")
-"""Fixtures that need the shared server; `both` is a trainer beside it."""
+LATE = ("servers", "shared_server_url", "both")
+"""Fixtures that need the shared server, in the order in which their tests run: the first ones want its first
+weights."""
 SHAPE = {"num_layers": 2, "hidden_size": 64, "head_dim": 16, "moe_intermediate_size": 64}
-OVERRIDES = (
-    "experiment=quickstart",
-    "rollout.collectives=shm",
-    "rollout.kv_cache_tokens=8192",
-    "rollout.max_running_requests=256",
-    "model.context_tokens=512",
-)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: any(name in LATE for name in getattr(item, "fixturenames", ())))
+    def place(item: pytest.Item) -> int:
+        needed = [LATE.index(name) + 1 for name in getattr(item, "fixturenames", ()) if name in LATE]
+        return min(needed, default=0)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
@@ -51,19 +43,15 @@ def shared_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_server_url(shared_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a server started with the command line that a run uses. Tests may leave any weights in it."""
-    folder = tmp_path_factory.mktemp("server")
-    port = free_base_port()
-    config = to_train_config(compose([*OVERRIDES, f"run_dir={folder}"]))
-    url = f"http://127.0.0.1:{port}"
+def shared_server(
+    shared_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedServer]:
+    """A server that is starting, with the command line that a run uses. Tests may leave any weights in it."""
     with ChildProcesses() as children:
-        argv = server_argv(config, port=port, model_path=str(shared_checkpoint), weight_version=5)
-        server = children.start("server", argv, log_path=folder / "server.log", stop_signal=signal.SIGKILL)
+        yield SharedServer(children, shared_checkpoint, tmp_path_factory.mktemp("server"))
 
-        async def wait() -> None:
-            async with EngineClient(url) as engine:
-                await engine.wait_ready(SERVER_START_TIMEOUT_S, check_alive=server.check)
 
-        asyncio.run(wait())
-        yield url
+@pytest.fixture(scope="session")
+def shared_server_url(shared_server: SharedServer) -> str:
+    """URL of the shared server, which is ready."""
+    return shared_server.wait_ready()

@@ -15,6 +15,9 @@ from flexfloor.report.metrics import METRICS_FILE, read_metrics
 
 SHAPE = (
     "model.num_layers=2",
+    # 3 x hidden x intermediate x 4 bytes; 2 x layers x KV heads x head_dim x 4 bytes
+    "model.expert_bytes=49152",
+    "model.kv_bytes_per_token=512",
     "model.tiny.hidden_size=64",
     "model.tiny.head_dim=16",
     "model.tiny.moe_intermediate_size=64",

@@ -60,6 +60,17 @@ def test_no_tokens(weights, max_compiled_pairs, monkeypatch) -> None:
     assert got.shape == (0, HIDDEN)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30])
+def test_rows_that_pad_a_batch_may_hold_anything(weights, value) -> None:
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(3, HIDDEN, generator=generator)
+    topk_weights, ids = torch.rand(3, 2, generator=generator), torch.tensor([[0, 1], [2, 3], [1, 3]])
+    expected = forward_local_experts(x, topk_weights, ids, *weights)
+    x[1] = value
+    got = forward_local_experts(x, topk_weights, ids, *weights)
+    torch.testing.assert_close(got[[0, 2]], expected[[0, 2]], atol=1e-6, rtol=1e-6)
+
+
 def test_a_token_does_not_depend_on_its_batch(weights) -> None:
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(7, HIDDEN, generator=generator)

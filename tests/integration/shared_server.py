@@ -1,0 +1,46 @@
+"""The server that the integration rooms share."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+from flexfloor.cli.compose import compose, to_train_config
+from flexfloor.processes import ChildProcesses
+from flexfloor.rollout.engine_client import EngineClient
+from flexfloor.rollout.ports import free_base_port
+from flexfloor.rollout.server import server_argv
+
+START_TIMEOUT_S = 600.0
+OVERRIDES = (
+    "experiment=quickstart",
+    "rollout.collectives=shm",
+    "rollout.kv_cache_tokens=8192",
+    "rollout.max_running_requests=256",
+    "model.context_tokens=512",
+)
+
+
+class SharedServer:
+    """Started at once, on 4 ranks over shared memory; `wait_ready` waits for it and gives its URL."""
+
+    def __init__(self, children: ChildProcesses, checkpoint: Path, folder: Path) -> None:
+        port = free_base_port()
+        config = to_train_config(compose([*OVERRIDES, f"run_dir={folder}"]))
+        self._url = f"http://127.0.0.1:{port}"
+        self._process = children.start(
+            "server",
+            server_argv(config, port=port, model_path=str(checkpoint), weight_version=5),
+            log_path=folder / "server.log",
+            stop_signal=signal.SIGKILL,
+        )
+        self._is_ready = False
+
+    def wait_ready(self) -> str:
+        if not self._is_ready:
+            asyncio.run(self._wait())
+            self._is_ready = True
+        return self._url
+
+    async def _wait(self) -> None:
+        async with EngineClient(self._url) as engine:
+            await engine.wait_ready(START_TIMEOUT_S, check_alive=self._process.check)
