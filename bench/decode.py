@@ -1,6 +1,6 @@
 """Decode speed of real CPU servers of one tiny model: ranks, collectives, and SGLang's own MoE fallback.
 
-    python bench/decode.py [--only 1_gloo 4_shm ...] [--num-repeats 3]
+    python bench/decode.py [--only 1_gloo 4_shm ...] [--num-repeats 5]
 
 Uses the servers of tests/integration/sglang. The last line is one JSON object; speeds are medians.
 """
@@ -37,7 +37,7 @@ CASES: dict[str, tuple[int, list[str]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--num-repeats", type=int, default=3)
+    parser.add_argument("--num-repeats", type=int, default=5)
     options = parser.parse_args()
     result: dict[str, float | int | str] = {"bench": "decode", "num_requests": NUM_REQUESTS}
     with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +45,20 @@ def main() -> None:
         for case in options.only:
             result |= measure(case, model_path, options.num_repeats)
             print(case, result, file=sys.stderr, flush=True)
-    print(json.dumps(result))
+    print(json.dumps(result | ratios(result)))
+
+
+def ratios(result: dict[str, float | int | str]) -> dict[str, float]:
+    """Speeds against each other, for the pairs of which both were measured."""
+    pairs = {
+        "1_rank_speedup_over_sglang_moe": ("1_gloo", "1_sglang_moe"),
+        "2_rank_speedup_of_shm_over_gloo": ("2_shm", "2_gloo"),
+        "4_rank_speedup_of_shm_over_gloo": ("4_shm", "4_gloo"),
+    }
+    found = {name: [result.get(f"{case}_tokens_per_s") for case in cases] for name, cases in pairs.items()}
+    return {
+        name: round(float(ours) / float(base), 2) for name, (ours, base) in found.items() if ours and base
+    }
 
 
 def measure(case: str, model_path: Path, num_repeats: int) -> dict[str, float]:
