@@ -34,7 +34,7 @@ def probe(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["experiment=quickstart", "--cfg", "job"], 0, "num_steps: 30"),
+        (["experiment=quickstart", "--cfg", "job"], 0, "num_steps: 25"),
         (["experiment=quickstart", "rollout.ep_siz=4"], 2, "Did you mean rollout.ep_size?"),
         (["experiment=quickstart", "rollout.ep_size=16"], 2, "rollout.ep_size=16"),
         (["experiment=quickstart", "run_dir=/dev/null/run"], 2, "run_dir='/dev/null/run'"),

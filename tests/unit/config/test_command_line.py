@@ -13,7 +13,7 @@ def test_driver_gets_dataclasses_and_gives_the_exit_code(cli, driver) -> None:
     assert outcome.code == 5
     assert outcome.err == ""
     (config,) = outcome.configs
-    assert (config.rollout.ep_size, config.seed, config.num_steps) == (2, 7, 30)
+    assert (config.rollout.ep_size, config.seed, config.num_steps) == (2, 7, 25)
     assert config.scheduling.placement is Placement.least_inflight
 
 

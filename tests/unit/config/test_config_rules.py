@@ -80,7 +80,7 @@ REFUSED = [
     ({"model.tiny.top_k": 1}, "model.num_active_experts", "set model.num_active_experts=1"),
     ({"model.tiny.head_dim": 64}, "model.kv_bytes_per_token", "3072"),
     ({"model.tiny.num_kv_heads": 3}, "model.tiny.num_kv_heads", "divisor of 4"),
-    ({"cluster.device_memory_bytes": 20_000_000}, "rollout.ep_size", "0.02 GiB KV cache"),
+    ({"cluster.device_memory_bytes": 20_000_000}, "rollout.ep_size", "0.05 GiB KV cache"),
     (
         {"cluster.device_memory_bytes": 10_000_000, "rollout.kv_cache_tokens": 208},
         "trainer.num_ranks",
