@@ -1,7 +1,7 @@
-"""One 4-rank server for the rooms that need a server but not a fresh one: a start costs a minute of imports.
+"""Servers for the rooms that need a server but not a fresh one.
 
-Its ranks spin while they are idle, so it starts only when the first test asks for it, and the tests that need
-none or their own run first.
+A start is a minute of imports in many processes, so they start with the first integration test, and the tests
+that need them run last, after the unit tests as well.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from shared_server import SharedServer
+from shared_server import SharedServer, SmallServers
 
 from flexfloor.data.arithmetic import build_tokenizer
 from flexfloor.data.tiny_moe import create_tiny_moe
@@ -49,6 +49,24 @@ def shared_server(
     """A server that is starting, with the command line that a run uses. Tests may leave any weights in it."""
     with ChildProcesses() as children:
         yield SharedServer(children, shared_checkpoint, tmp_path_factory.mktemp("server"))
+
+
+@pytest.fixture(scope="session")
+def small_servers(
+    shared_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SmallServers]:
+    """Two more servers of the same checkpoint that are starting: one rank, and two ranks over gloo."""
+    with ChildProcesses() as children:
+        yield SmallServers(children, shared_checkpoint, tmp_path_factory.mktemp("servers"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def early_start(request: pytest.FixtureRequest) -> None:
+    needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    if "servers" in needed:
+        request.getfixturevalue("small_servers")
+    if needed & set(LATE):
+        request.getfixturevalue("shared_server")
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
-"""The server that the integration rooms share."""
+"""The servers that the integration rooms share."""
 
 import asyncio
 import signal
+import sys
 from pathlib import Path
 
 from flexfloor.cli.compose import compose, to_train_config
@@ -9,6 +10,9 @@ from flexfloor.processes import ChildProcesses
 from flexfloor.rollout.engine_client import EngineClient
 from flexfloor.rollout.ports import free_base_port
 from flexfloor.rollout.server import server_argv
+
+sys.path.append(str(Path(__file__).parent / "sglang"))
+from server import Server, start_server
 
 START_TIMEOUT_S = 600.0
 OVERRIDES = (
@@ -44,3 +48,20 @@ class SharedServer:
     async def _wait(self) -> None:
         async with EngineClient(self._url) as engine:
             await engine.wait_ready(START_TIMEOUT_S, check_alive=self._process.check)
+
+
+class SmallServers:
+    """Started at once: `one` rank, and two ranks over `gloo`."""
+
+    def __init__(self, children: ChildProcesses, checkpoint: Path, folder: Path) -> None:
+        self._children = children
+        self._started = {
+            "one": start_server(children, checkpoint, 1, folder / "one.log"),
+            "gloo": start_server(children, checkpoint, 2, folder / "gloo.log"),
+        }
+
+    def wait_ready(self) -> dict[str, Server]:
+        return {name: server.wait_ready(START_TIMEOUT_S) for name, server in self._started.items()}
+
+    def stop(self) -> None:
+        self._children.stop()

@@ -1,6 +1,5 @@
 """The main job for real: own server and trainer, and runs attached to a shared server."""
 
-import json
 import signal
 import time
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 from job import END_DEADLINE_S, SMALL, START_DEADLINE_S, Job, running_job
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from flexfloor.report.metrics import read_metrics
 from flexfloor.rollout.ledger import read_ledger, step_path
@@ -101,7 +100,7 @@ def test_the_weights_change_in_every_step(finished: Job) -> None:
 
 def test_the_run_leaves_a_model_that_transformers_reads(finished: Job) -> None:
     folder = finished.run_dir / "hf"
-    assert json.loads((folder / "config.json").read_text())["num_experts"] == 8
+    assert AutoConfig.from_pretrained(folder).num_experts == 8
     assert AutoTokenizer.from_pretrained(folder).decode([4, 5]) != ""
     assert (folder / "model.safetensors").stat().st_size > 100_000
 

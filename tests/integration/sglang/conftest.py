@@ -1,31 +1,15 @@
-"""Servers of one checkpoint on 1 rank, on 4 over gloo and on 4 over shared memory.
-
-They start together, because a start is mostly imports. The shared server is the one over shared memory; the
-other two end with the module, because they are of no use to anybody else.
-"""
+"""Servers of one checkpoint on 1 rank, on 2 over gloo and on 4 over shared memory."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from server import Server, start_server
-from shared_server import SharedServer
-
-from flexfloor.processes import ChildProcesses
+from server import Server
+from shared_server import SharedServer, SmallServers
 
 
 @pytest.fixture(scope="module")
-def servers(
-    shared_server: SharedServer,
-    shared_checkpoint: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, Server]]:
-    """`one`, `gloo` and `shm`."""
-    folder = tmp_path_factory.mktemp("servers")
-    with ChildProcesses() as children:
-        started = {
-            "one": start_server(children, shared_checkpoint, 1, folder / "one.log"),
-            "gloo": start_server(children, shared_checkpoint, 4, folder / "gloo.log"),
-        }
-        ready = {name: server.wait_ready() for name, server in started.items()}
-        yield ready | {"shm": Server(url=shared_server.wait_ready(), num_ranks=4)}
+def servers(small_servers: SmallServers, shared_server: SharedServer) -> Iterator[dict[str, Server]]:
+    """`one`, `gloo` and `shm`; the first two end with the module, because nobody else needs them."""
+    ready = small_servers.wait_ready()
+    yield ready | {"shm": Server(url=shared_server.wait_ready(), num_ranks=4)}
+    small_servers.stop()
