@@ -43,7 +43,7 @@ def _add_local_experts(
                     out[token, row] += scale * total
 
 
-# Sums may be regrouped, which lets them be vectorised. Rows that pad a batch hold anything, NaN included: they
+# Sums may be regrouped, which lets them be vectorised. Rows that pad a batch may hold anything, NaN too, and
 # must neither raise nor be assumed away.
 _FAST_BUT_NAN_SAFE = {"reassoc", "contract", "nsz", "arcp"}
 _compile = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST_BUT_NAN_SAFE)
