@@ -1,4 +1,4 @@
-"""Decode speed of real CPU servers of one tiny model: ranks, collectives, and SGLang's own MoE fallback.
+"""Decode speed of real CPU servers of the quickstart's model: ranks, collectives, and SGLang's own MoE fallback.
 
     python bench/decode.py [--only 1_gloo 4_shm ...] [--num-repeats 5]
 
@@ -17,12 +17,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration" / "sglang"))
 
 from server import Server, start_server
-from tiny_moe import write_checkpoint
 
+from flexfloor.data.arithmetic import build_tokenizer
+from flexfloor.data.tiny_moe import create_tiny_moe
 from flexfloor.processes import ChildProcesses
 
 NUM_REQUESTS, NUM_TOKENS = 16, 64
-MODEL = {"hidden_size": 128, "moe_intermediate_size": 128, "num_hidden_layers": 3, "head_dim": 32}
 NATIVE_MOE = "sglang.srt.layers.moe.fused_moe_native.moe_forward_native"
 CASES: dict[str, tuple[int, list[str]]] = {
     "1_sglang_moe": (1, ["--flexfloor-leave-out", NATIVE_MOE]),
@@ -41,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     result: dict[str, float | int | str] = {"bench": "decode", "num_requests": NUM_REQUESTS}
     with tempfile.TemporaryDirectory() as folder:
-        model_path = write_checkpoint(Path(folder) / "model", **MODEL)
+        model_path = create_tiny_moe(Path(folder) / "model", tokenizer=build_tokenizer(), seed=0)
         for case in options.only:
             result |= measure(case, model_path, options.num_repeats)
             print(case, result, file=sys.stderr, flush=True)
