@@ -1,4 +1,4 @@
-"""Decode speed of real CPU servers of the quickstart's model: ranks, collectives, and SGLang's own MoE fallback.
+"""Decode speed of real CPU servers of the quickstart's model: ranks, collectives, SGLang's own MoE fallback.
 
     python bench/decode.py [--only 1_gloo 4_shm ...] [--num-repeats 5]
 
