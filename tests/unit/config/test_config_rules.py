@@ -16,6 +16,7 @@ from flexfloor.config.schema import (
 )
 from flexfloor.errors import ConfigError
 
+CHECKPOINT = {"model.source": ModelSource.hf}
 GPU = {"cluster.device": Device.cuda, "rollout.collectives": Collectives.nccl}
 TWO_NODES = {
     "cluster.num_nodes": 2,
@@ -60,6 +61,7 @@ REFUSED = [
     ({"algorithm.num_minibatches": 3}, "algorithm.num_minibatches", "=512"),
     ({"algorithm.num_minibatches": 512}, "algorithm.num_minibatches", "at most 256"),
     ({"data.drop_last": True, "data.num_prompts": 31}, "data.num_prompts", "32 or more"),
+    ({"cluster.trainer_endpoint": "ipc:///run/t"}, "cluster.trainer_endpoint", "warmed up"),
     ({"trainer.optimizer_offload": True}, "trainer.optimizer_offload", "host memory anyway"),
     ({"rollout.collectives": Collectives.nccl}, "rollout.collectives", "cluster.device=cpu"),
     ({"cluster.device": Device.cuda}, "rollout.collectives", "rollout.collectives=nccl"),
@@ -152,9 +154,13 @@ ACCEPTED = [
     {"data.drop_last": True, "data.num_prompts": 32},
     {"data.reward": "my.rewards:score"},
     {"rollout.server_args": {"chunked-prefill-size": 4096}},
-    {"cluster.server_url": "http://localhost:30000", "cluster.trainer_endpoint": "ipc:///tmp/trainer"},
+    {
+        **CHECKPOINT,
+        "cluster.server_url": "http://localhost:30000",
+        "cluster.trainer_endpoint": "ipc:///run/trainer",
+    },
     {"cluster.server_url": "http://localhost:30000", "trainer.weight_sync": WeightSyncPath.tensor},
-    {**TWO_NODES, "rollout.collectives": Collectives.gloo},
+    {**CHECKPOINT, **TWO_NODES, "rollout.collectives": Collectives.gloo},
     {"cluster.num_devices_per_node": 6},
     GPU,
 ]
