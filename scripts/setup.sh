@@ -66,7 +66,8 @@ else
   pip install --constraint constraints/cpu.txt torch
 fi
 log "dependencies of SGLang on CPU, Megatron-Core, tools"
-pip install --constraint constraints/cpu.txt --editable '.[cpu,dev]'
+# setuptools warns of every editable install; what it warns of cannot happen from this folder.
+PYTHONWARNINGS=ignore pip install --constraint constraints/cpu.txt --editable '.[cpu,dev]'
 log "SGLang, torchvision and mbridge without their own pins"
 pip install --constraint constraints/cpu.txt --no-deps sglang==0.5.23 torchvision mbridge
 echo "$stamp" > .venv/flexfloor.stamp
