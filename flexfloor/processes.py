@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 64 * 1024
+_GRACE_POLL_S = 0.05
 
 
 def tail(log_path: Path, num_lines: int = 20) -> str:
@@ -162,6 +163,16 @@ class ChildProcesses:
         """Raise ChildProcessError for the first child that has ended."""
         for child in self._children:
             child.check()
+
+    def check_for(self, grace_s: float) -> None:
+        """Raise ChildProcessError as soon as a child has ended; return after `grace_s` when none has.
+
+        For a failure whose cause may be a process that is just ending: its peers notice before it is gone.
+        """
+        deadline_s = time.monotonic() + grace_s
+        while time.monotonic() < deadline_s:
+            self.check()
+            time.sleep(_GRACE_POLL_S)
 
     def stop(self, *children: ChildProcess) -> None:
         """End the given children (all when none is given) and everything below them."""

@@ -76,7 +76,8 @@ def run(config: TrainConfig) -> int:
         console.say(
             f"ready: rollout on {config.rollout.ep_size} ranks, training on {config.trainer.num_ranks}"
         )
-        Run(config, prompts, rollout, trainer, server_url, metrics, console).steps()
+        with services.blamed():
+            Run(config, prompts, rollout, trainer, server_url, metrics, console).steps()
         if config.save_hf:
             trainer.save_hf(str(run_dir / "hf"))
     _show_summary(config, console)

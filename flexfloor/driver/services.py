@@ -8,12 +8,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flexfloor.config import TrainConfig
-from flexfloor.errors import FlexfloorError
+from flexfloor.errors import ChildProcessError, FlexfloorError
 from flexfloor.processes import ChildProcess, ChildProcesses
 from flexfloor.rollout.ports import free_base_port
 from flexfloor.rollout.server import server_argv
 from flexfloor.training.client import TrainerClient
 from flexfloor.training.launch import TrainerSpec, encode_spec, trainer_argv, trainer_env
+
+_BLAME_GRACE_S = 6.0
+"""SGLang's main process outlives a dead rank by about five seconds."""
 
 
 class Services:
@@ -27,6 +30,20 @@ class Services:
 
     def check(self) -> None:
         self._children.check()
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """A failure inside the block becomes the end of a process where that is what is behind it."""
+        try:
+            yield
+        except ChildProcessError:
+            raise
+        except FlexfloorError as error:
+            try:
+                self._children.check_for(_BLAME_GRACE_S)
+            except ChildProcessError as ended:
+                raise ended from error
+            raise
 
     def is_healthy(self) -> bool:
         """True, or ChildProcessError with the last lines of the process that ended."""

@@ -23,7 +23,9 @@ SHAPE = {"num_layers": 2, "hidden_size": 64, "head_dim": 16, "moe_intermediate_s
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
-        needed = [LATE.index(name) + 1 for name in getattr(item, "fixturenames", ()) if name in LATE]
+        if item.get_closest_marker("late"):
+            return 1
+        needed = [LATE.index(name) + 2 for name in getattr(item, "fixturenames", ()) if name in LATE]
         return min(needed, default=0)
 
     items.sort(key=place)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -51,6 +52,18 @@ def test_a_child_that_ended_is_reported_with_its_exit_code_and_last_lines(tmp_pa
         assert child.reap(DEADLINE_S)
         with pytest.raises(ChildProcessError, match=r"(?s)probe .* exit code 3.*the reason"):
             children.check()
+
+
+def test_a_child_that_is_just_ending_is_found_within_the_grace(tmp_path: Path) -> None:
+    with ChildProcesses() as children:
+        child = start(children, tmp_path, STUBBORN)
+        wait_for_line(child, "up")
+        children.check_for(0.2)
+        ending = threading.Timer(0.2, child.kill)
+        ending.start()
+        with pytest.raises(ChildProcessError, match=r"probe .* exit code -9"):
+            children.check_for(DEADLINE_S)
+        ending.join()
 
 
 @pytest.mark.parametrize("new_session", [False, True])
