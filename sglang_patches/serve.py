@@ -2,8 +2,8 @@
 
 Own flags:
   --flexfloor-collectives gloo|shm   what carries the collectives of the EP group (default gloo).
-                                     shm: shared memory between the ranks of one host, CPU only, about
-                                     twice as fast as gloo where ranks share cores.
+                                     shm: shared memory between the ranks of one host, CPU only, for ranks
+                                     that share cores; bench/decode.py compares the two.
   --flexfloor-leave-out TARGET,...   hooks of the catalog not to install, to measure what they are worth.
 
 With `--device cpu` the flags and variables that SGLang needs on a CPU without AMX are filled in where they
