@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import multiprocessing
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -24,6 +25,10 @@ def enable(config_path: str) -> None:
         refuse(str(error))
     check_source(patches)
     install(patches)
+    if config.device == "cpu" and multiprocessing.parent_process() is None:
+        from sglang_patches.cpu import preload
+
+        preload.start_fork_server()
     logger.info("flexfloor num_hooks=%d collectives=%s", len(patches), config.collectives)
 
 

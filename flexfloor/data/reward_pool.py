@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from flexfloor.data.reward_process import WorkerFailed, WorkerProcess
+from flexfloor.data.reward_process import WorkerDiedIdle, WorkerFailed, WorkerProcess
 from flexfloor.data.rewards import RewardSpec, check_reward
 from flexfloor.errors import DeadlineExceeded, RewardError
 from flexfloor.types import Prompt
@@ -29,6 +30,7 @@ from flexfloor.types import Prompt
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
+MAX_IDLE_DEATHS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,7 @@ class _Slot:
 
     def _score(self, task: _Task) -> None:
         try:
-            reward = self._usable_worker().ask(task.prompt, task.response_text, self._timeout_s)
+            reward = self._ask(task)
         except WorkerFailed as error:
             self._fail(task, str(error))
         # The thread's outermost loop: a request that does not pickle, a reply that does not unpickle. The
@@ -208,6 +210,12 @@ class _Slot:
             self._fail(task, f"could not be asked ({type(error).__name__}: {error})")
         else:
             task.future.set_result(reward)
+
+    def _ask(self, task: _Task) -> float:
+        for _ in range(MAX_IDLE_DEATHS):
+            with suppress(WorkerDiedIdle):
+                return self._usable_worker().ask(task.prompt, task.response_text, self._timeout_s)
+        raise WorkerFailed(f"was never called: {MAX_IDLE_DEATHS} workers in a row died before they took it")
 
     def _usable_worker(self) -> WorkerProcess:
         """The worker, or a new one where it has died; WorkerFailed if none can be had."""

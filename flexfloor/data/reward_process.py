@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from contextlib import suppress
 from multiprocessing import Pipe
 from pathlib import Path
@@ -22,6 +23,14 @@ _REAP_TIMEOUT_S = 2.0
 
 class WorkerFailed(Exception):
     """No score came of it; the text continues a sentence whose subject is the reward function."""
+
+
+class WorkerEnded(WorkerFailed):
+    """The process is gone."""
+
+
+class WorkerDiedIdle(WorkerFailed):
+    """The process was gone before it took the response, which is not at fault."""
 
 
 class WorkerProcess:
@@ -41,16 +50,21 @@ class WorkerProcess:
 
     def await_ready(self, timeout_s: float) -> None:
         """Wait until the function is loaded; WorkerFailed if it cannot be."""
-        kind, problem = self._receive(timeout_s)
+        kind, problem = self._receive(time.monotonic() + timeout_s, timeout_s)
         if kind != "ready":
             self.kill()
             raise WorkerFailed(f"could not be loaded: it {problem}")
 
     def ask(self, prompt: Prompt, response_text: str, timeout_s: float) -> float:
         """Score one response; WorkerFailed otherwise, and then `is_usable` says whether the worker lives."""
+        deadline_s = time.monotonic() + timeout_s
         with suppress(OSError):  # it died: _receive says how
             self._pipe.send((prompt, response_text))
-        kind, value = self._receive(timeout_s)
+        try:
+            self._receive(deadline_s, timeout_s)
+        except WorkerEnded as error:
+            raise WorkerDiedIdle(str(error)) from None
+        kind, value = self._receive(deadline_s, timeout_s)
         if kind != "score":
             raise WorkerFailed(str(value))
         return float(value)
@@ -79,13 +93,13 @@ class WorkerProcess:
             self._process.wait(_REAP_TIMEOUT_S)
         return _how_it_ended(self._process.returncode)
 
-    def _receive(self, timeout_s: float) -> Reply:
+    def _receive(self, deadline_s: float, timeout_s: float) -> Reply:
         try:
-            if self._pipe.poll(timeout_s):
+            if self._pipe.poll(max(0.0, deadline_s - time.monotonic())):
                 reply: Reply = self._pipe.recv()
                 return reply
         except (EOFError, OSError):
-            raise WorkerFailed(f"ended its worker process ({self.kill()})") from None
+            raise WorkerEnded(f"ended its worker process ({self.kill()})") from None
         self.kill()
         raise WorkerFailed(f"did not finish within {timeout_s:g} s; its worker was killed and replaced")
 

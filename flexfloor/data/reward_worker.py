@@ -4,7 +4,8 @@ Started by reward_pool.py as `python -m flexfloor.data.reward_worker FD`, not th
 that would import the driver's main module again, and with it all that the driver needs.
 
 Messages over the pipe: RewardSpec in; ("ready", "") or ("failed", why) out; then (prompt, response_text)
-in and ("score", float) or ("failed", why) out, until the pipe closes.
+in, ("taken", "") and then ("score", float) or ("failed", why) out, until the pipe closes. "taken" tells a
+worker that the response killed from one that was dead before it.
 """
 
 import faulthandler
@@ -49,6 +50,7 @@ def serve(pipe: Connection) -> None:
     pipe.send(("ready", ""))
     while True:
         prompt, response_text = pipe.recv()
+        pipe.send(("taken", ""))
         pipe.send(score(function, prompt, response_text))
 
 
