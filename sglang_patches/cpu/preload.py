@@ -34,8 +34,12 @@ class _WithEnvironment:
         self._target = target
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        os.environ.clear()
-        os.environ.update(self._environment)
+        for name in set(os.environ) - set(self._environment):
+            del os.environ[name]
+        # Only what differs: setproctitle finds a process's title through its first variables in memory.
+        for name, value in self._environment.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
         return self._target(*args, **kwargs)
 
 
