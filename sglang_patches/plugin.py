@@ -93,5 +93,6 @@ def _is_active(patch: Patch, config: PluginConfig) -> bool:
     return (
         patch.device in ("any", config.device)
         and patch.collectives in ("any", config.collectives)
+        and patch.membership in ("any", config.membership)
         and patch.target not in config.left_out
     )

@@ -1,10 +1,16 @@
 """What `flexfloor-serve` tells the plugin in each process of the server: one JSON file."""
 
 import json
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from sglang_patches.elastic.delays import DelayConfig
+
 COLLECTIVES = ("gloo", "shm")
+MEMBERSHIPS = ("static", "elastic")
+EXPERT_SLOTS = ("exact", "reserved")
+PARK_FREES = ("experts", "kv", "dense")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,16 +24,49 @@ class PluginConfig:
     left_out: tuple[str, ...] = ()
     """Targets of catalog rows not to install, to measure what a row is worth. For benchmarks only."""
 
+    membership: str = "static"
+    """`elastic`: ranks may leave the EP group and return; the rows of elastic membership are active."""
+    floor: int = 1
+    """Fewest ranks that may serve."""
+    folder: str = ""
+    """Folder of the manager's socket and token, only for this user. Set with `membership=elastic`."""
+    expert_slots: str = "exact"
+    """`reserved`: every rank keeps ceil(experts / floor) slots per layer from the start."""
+    park_frees: tuple[str, ...] = ("experts", "kv")
+    """What a parked rank gives back: of `experts`, `kv`, `dense`."""
+    prepare_timeout_s: float = 120.0
+    """A change that is not prepared by then is cancelled."""
+    delays: DelayConfig = field(default_factory=DelayConfig)
+    """Random delays in the ranks. For tests only."""
+
     def __post_init__(self) -> None:
-        if self.collectives not in COLLECTIVES:
-            raise ValueError(f"collectives={self.collectives!r}, must be one of {', '.join(COLLECTIVES)}")
+        for name, known in (
+            ("collectives", COLLECTIVES),
+            ("membership", MEMBERSHIPS),
+            ("expert_slots", EXPERT_SLOTS),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                raise ValueError(f"{name}={value!r}, must be one of {', '.join(known)}")
+        unknown = set(self.park_frees) - set(PARK_FREES)
+        if unknown:
+            raise ValueError(f"park_frees={','.join(self.park_frees)}, may hold {', '.join(PARK_FREES)}")
+
+    def num_reserved_slots(self, num_experts: int) -> int:
+        """Slots per layer that a rank keeps from the start; 0 with exact slots."""
+        return math.ceil(num_experts / self.floor) if self.expert_slots == "reserved" else 0
 
 
 def read(path: str) -> PluginConfig:
     """Read and check the file. Raises ValueError naming the file and what is wrong with it."""
     try:
         raw = json.loads(Path(path).read_text(encoding="ascii"))
-        return PluginConfig(**{**raw, "left_out": tuple(raw.get("left_out", ()))})
+        for name in ("left_out", "park_frees"):
+            if name in raw:
+                raw[name] = tuple(raw[name])
+        if "delays" in raw:
+            raw["delays"] = DelayConfig(**raw["delays"])
+        return PluginConfig(**raw)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"plugin configuration {path} cannot be used: {error}") from error
 

@@ -5,6 +5,18 @@ Own flags:
                                      shm: shared memory between the ranks of one host, CPU only, for ranks
                                      that share cores; bench/decode.py compares the two.
   --flexfloor-leave-out TARGET,...   hooks of the catalog not to install, to measure what they are worth.
+  --flexfloor-membership static|elastic
+                                     elastic: ranks may leave the EP group during a rollout and return.
+                                     Needs --tp-size = --dp-size = --ep-size and --enable-dp-attention.
+  --flexfloor-floor N                fewest ranks that may serve (default 1).
+  --flexfloor-folder FOLDER          folder, for this user only, of the membership manager's socket and token
+                                     (default: one per port below the user's runtime folder).
+  --flexfloor-expert-slots exact|reserved
+                                     exact: room for experts taken over is made at the switch (CPU default).
+                                     reserved: ceil(experts / floor) slots from the start (GPU default).
+  --flexfloor-park-frees WHAT,...    what a parked rank gives back: experts, kv, dense (default experts,kv).
+  --flexfloor-prepare-timeout S      a change that is not prepared by then is cancelled (default 120).
+  --flexfloor-delays P,MIN,MAX,SEED  random delays in the ranks, for tests.
 
 With `--device cpu` the flags and variables that SGLang needs on a CPU without AMX are filled in where they
 are not given: plain torch attention and sampling, no CUDA graphs, one group of cores per rank.
@@ -13,11 +25,13 @@ are not given: plain torch attention and sampling, no CUDA graphs, one group of 
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
+from pathlib import Path
 
 from sglang_patches import CONFIG_ENV, plugin_config
 from sglang_patches.cpu import profile
-from sglang_patches.serve_args import ServeArgs, parse
+from sglang_patches.serve_args import ServeArgs, flag_value, parse
 
 _ENVIRONMENT_DEFAULTS = {
     # A probe of /health would decode a token: it would count as an iteration. /health_generate still does.
@@ -41,9 +55,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.device == "cpu":
         sglang_flags = profile.fill_flags(args)
         environment.update(profile.environment(args, environment))
+    if args.membership == "elastic":
+        args = replace(args, folder=prepare_folder(args))
     environment[CONFIG_ENV] = publish_config(args)
     command = [sys.executable, "-m", "sglang.launch_server", *sglang_flags]
     os.execve(sys.executable, command, environment)
+
+
+def prepare_folder(args: ServeArgs) -> str:
+    """Make the folder of the manager's socket, with a new token; returns its path.
+
+    Ends the process where the folder cannot be kept from other users.
+    """
+    from flexfloor.membership.endpoint import Endpoint
+
+    port = flag_value(args.sglang_flags, "--port") or "30000"
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/flexfloor-{os.getuid()}"
+    folder = Path(args.folder or f"{runtime}/flexfloor-{port}").absolute()
+    try:
+        Endpoint.local(folder)
+        (folder / "groups").unlink(missing_ok=True)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"flexfloor-serve: --flexfloor-folder={folder}: {error}") from error
+    return str(folder)
 
 
 def check_plugin_is_found(environment: Mapping[str, str]) -> None:

@@ -1,10 +1,12 @@
 """Splits a `flexfloor-serve` command line into our flags and SGLang's, and refuses what cannot work."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from dataclasses import dataclass, field, fields
+from typing import Any, NoReturn
 
-from sglang_patches.plugin_config import COLLECTIVES, PluginConfig
+from sglang_patches.elastic.delays import DelayConfig
+from sglang_patches.elastic_flags import unsupported
+from sglang_patches.plugin_config import COLLECTIVES, EXPERT_SLOTS, MEMBERSHIPS, PARK_FREES, PluginConfig
 
 _OWN_PREFIX = "--flexfloor-"
 _TP_FLAGS = ("--tp-size", "--tensor-parallel-size", "--tp")
@@ -23,10 +25,18 @@ class ServeArgs:
     """Scheduler processes on this host."""
     collectives: str = "gloo"
     left_out: tuple[str, ...] = ()
+    membership: str = "static"
+    floor: int = 1
+    folder: str = ""
+    expert_slots: str = "exact"
+    park_frees: tuple[str, ...] = ("experts", "kv")
+    prepare_timeout_s: float = 120.0
+    delays: DelayConfig = field(default_factory=DelayConfig)
 
     def plugin_config(self) -> PluginConfig:
         """What the plugin needs to know of it."""
-        return PluginConfig(device=self.device, collectives=self.collectives, left_out=self.left_out)
+        names = {row.name for row in fields(PluginConfig)}
+        return PluginConfig(**{name: getattr(self, name) for name in names})
 
 
 def parse(argv: Sequence[str]) -> ServeArgs:
@@ -38,12 +48,48 @@ def parse(argv: Sequence[str]) -> ServeArgs:
         device=device,
         num_ranks=_num_ranks(sglang_flags),
         collectives=own.pop("--flexfloor-collectives", "gloo"),
-        left_out=tuple(filter(None, own.pop("--flexfloor-leave-out", "").split(","))),
+        left_out=_listed(own.pop("--flexfloor-leave-out", "")),
+        **_membership_args(own, device),
     )
     for name, value in own.items():
         _refuse(name, value, "there is no such flag", "see flexfloor-serve --help")
     _check(args)
     return args
+
+
+def _membership_args(own: dict[str, str], device: str) -> dict[str, Any]:
+    floor = own.pop("--flexfloor-floor", "1")
+    timeout = own.pop("--flexfloor-prepare-timeout", "120")
+    if not floor.isdecimal():
+        _refuse("--flexfloor-floor", floor, "not a number of ranks", "give an integer of 1 or more")
+    if not timeout.replace(".", "", 1).isdecimal() or float(timeout) <= 0:
+        _refuse("--flexfloor-prepare-timeout", timeout, "not a time in seconds", "give a positive number")
+    return {
+        "membership": own.pop("--flexfloor-membership", "static"),
+        "floor": int(floor),
+        "folder": own.pop("--flexfloor-folder", ""),
+        "expert_slots": own.pop("--flexfloor-expert-slots", "exact" if device == "cpu" else "reserved"),
+        "park_frees": _listed(own.pop("--flexfloor-park-frees", "experts,kv")),
+        "prepare_timeout_s": float(timeout),
+        "delays": _delays(own.pop("--flexfloor-delays", "")),
+    }
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
+def _delays(text: str) -> DelayConfig:
+    """`probability,min_s,max_s,seed`."""
+    if not text:
+        return DelayConfig()
+    try:
+        probability, min_s, max_s, seed = text.split(",")
+        return DelayConfig(
+            probability=float(probability), min_s=float(min_s), max_s=float(max_s), seed=int(seed)
+        )
+    except ValueError:
+        _refuse("--flexfloor-delays", text, "not probability,min_s,max_s,seed", "for example 0.01,0.2,2,0")
 
 
 def flag_value(flags: Sequence[str], *names: str) -> str | None:
@@ -95,6 +141,36 @@ def _check(args: ServeArgs) -> None:
         _check_shm(args)
     if has_flag(args.sglang_flags, "--enable-dp-attention") and args.num_ranks > 1:
         _check_dp_attention(args.sglang_flags)
+    if args.membership not in MEMBERSHIPS:
+        _refuse("--flexfloor-membership", args.membership, "unknown", f"one of {', '.join(MEMBERSHIPS)}")
+    if args.membership == "elastic":
+        _check_elastic(args)
+
+
+def _check_elastic(args: ServeArgs) -> None:
+    for found in unsupported(args.sglang_flags):
+        _refuse(
+            found.flag,
+            found.value,
+            f"not supported with elastic membership: {found.reason}",
+            "leave it out, or serve with --flexfloor-membership static",
+        )
+    if args.num_ranks == 1 or not has_flag(args.sglang_flags, "--enable-dp-attention"):
+        problem = "needs several ranks that are attention-DP and EP ranks at once"
+        fix = "give --tp-size N --dp-size N --ep-size N --enable-dp-attention"
+        _refuse("--flexfloor-membership", "elastic", problem, fix)
+    sizes = {_int_flag(args.sglang_flags, names) for names in (_TP_FLAGS, _DP_FLAGS, _EP_FLAGS)}
+    if len(sizes) > 1:
+        problem = "one rank is one worker, so --tp-size, --dp-size and --ep-size must be equal"
+        _refuse("--flexfloor-membership", "elastic", problem, "give the same number for all three")
+    if not 1 <= args.floor <= args.num_ranks:
+        problem = f"there are {args.num_ranks} ranks"
+        _refuse("--flexfloor-floor", str(args.floor), problem, f"take 1 to {args.num_ranks}")
+    if args.expert_slots not in EXPERT_SLOTS:
+        _refuse("--flexfloor-expert-slots", args.expert_slots, "unknown", f"one of {', '.join(EXPERT_SLOTS)}")
+    if set(args.park_frees) - set(PARK_FREES):
+        value = ",".join(args.park_frees)
+        _refuse("--flexfloor-park-frees", value, "unknown", f"any of {', '.join(PARK_FREES)}")
 
 
 def _check_shm(args: ServeArgs) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -11,6 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from flexfloor.config import TrainConfig
 from flexfloor.errors import ConfigError
+
+ConfigT = TypeVar("ConfigT")
 
 CONF_DIR = Path(__file__).parent / "conf"
 """In a checkout a link to the top-level `conf/`; in a wheel the files themselves."""
@@ -32,9 +35,14 @@ def compose(overrides: Sequence[str]) -> DictConfig:
 
 def to_train_config(node: DictConfig) -> TrainConfig:
     """Resolved, complete and typed; raises what OmegaConf or the rules of a group refuse."""
+    return to_config(node, TrainConfig)
+
+
+def to_config(node: DictConfig, config_type: type[ConfigT]) -> ConfigT:
+    """The same for the schema of another command."""
     _refuse_added_keys(node)
     config = OmegaConf.to_object(node)
-    assert isinstance(config, TrainConfig)
+    assert isinstance(config, config_type)
     return config
 
 

@@ -25,7 +25,7 @@ _NO_SUCH_OVERRIDE = re.compile(r"Could not override '(?P<key>[^']+)'")
 _FULL_KEY = re.compile(r"full_key: (?P<key>\S+)")
 
 
-def explain(error: Exception, overrides: Sequence[str]) -> str:
+def explain(error: Exception, overrides: Sequence[str], config_type: type[Any] = TrainConfig) -> str:
     """Text of a user's error. `overrides` is the command line, where the wrong value most often stands."""
     if isinstance(error, ConfigError | DataError):
         return str(error)
@@ -34,8 +34,8 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
     if isinstance(error, MissingMandatoryValue):
         return _explain_missing_value(str(getattr(error, "full_key", "") or ""))
     key = _key_in(error)
-    if key and key not in valid_keys():
-        return _explain_unknown_key(key, overrides)
+    if key and key not in valid_keys(config_type):
+        return _explain_unknown_key(key, overrides, valid_keys(config_type))
     if key in _OPEN_KEYS and "is not in struct" in str(_root_cause(error)):
         return f"{key}: its entries are added one by one. Fix: write +{key}.NAME=VALUE"
     if key:
@@ -73,11 +73,11 @@ def _explain_missing_value(key: str) -> str:
     return f"{key}: has no value. Fix: {hint}add {key}=... to the command line or your preset"
 
 
-def _explain_unknown_key(key: str, overrides: Sequence[str]) -> str:
+def _explain_unknown_key(key: str, overrides: Sequence[str], known: Sequence[str]) -> str:
     value = _value_of(key, overrides)
     if key.startswith(tuple(f"{name}." for name in _OPEN_KEYS)):
         return f"{key}={value}: is a new entry. Fix: write +{key}={value}"
-    guess = _did_you_mean(key, [*valid_keys(), "experiment"])
+    guess = _did_you_mean(key, [*known, "experiment"])
     shown = f"{key}={value}" if value else key
     return f"{shown}: there is no such key{guess}. Fix: use a key that --help lists"
 

@@ -33,6 +33,16 @@ class Collectives(StrEnum):
 
 class MembershipMode(StrEnum):
     static = "static"
+    """Every rank serves to the end of the step."""
+    elastic = "elastic"
+    """Ranks leave during the rollout and are back for the next step."""
+
+
+class ExpertSlots(StrEnum):
+    exact = "exact"
+    """Room for experts taken over is made beside the old tensors, and the switch swaps them."""
+    reserved = "reserved"
+    """Every rank keeps ceil(experts / floor) slots per layer from the start: addresses never change."""
 
 
 class Placement(StrEnum):

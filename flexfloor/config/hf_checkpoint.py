@@ -8,8 +8,7 @@ from typing import Any
 from flexfloor.config.checks import require
 from flexfloor.config.schema import Dtype, ModelConfig
 from flexfloor.errors import ConfigError
-
-_NUM_EXPERTS_NAMES = ("num_experts", "num_local_experts", "n_routed_experts")
+from flexfloor.model_memory import NUM_EXPERTS_NAMES, expert_bytes, kv_bytes_per_token
 
 
 def check_hf_checkpoint(model: ModelConfig) -> None:
@@ -48,7 +47,7 @@ def _stated_by(config: dict[str, Any], dtype: Dtype) -> Iterator[tuple[str, int]
     """(field of the model group, what config.json makes it); what the file leaves out is not compared."""
     if "num_hidden_layers" in config:
         yield "num_layers", config["num_hidden_layers"]
-    for name in _NUM_EXPERTS_NAMES:
+    for name in NUM_EXPERTS_NAMES:
         if name in config:
             yield "num_experts", config[name]
     if "num_experts_per_tok" in config:
@@ -57,8 +56,9 @@ def _stated_by(config: dict[str, Any], dtype: Dtype) -> Iterator[tuple[str, int]
 
 
 def _sizes(config: dict[str, Any], item_bytes: int) -> Iterator[tuple[str, int]]:
-    if "hidden_size" in config and "moe_intermediate_size" in config:
-        yield "expert_bytes", 3 * config["hidden_size"] * config["moe_intermediate_size"] * item_bytes
+    if {"hidden_size", "moe_intermediate_size"} <= config.keys():
+        sizes = config["hidden_size"], config["moe_intermediate_size"]
+        yield "expert_bytes", expert_bytes(*sizes, item_bytes)
     if {"num_hidden_layers", "num_key_value_heads", "head_dim"} <= config.keys():
-        kv_items = config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-        yield "kv_bytes_per_token", 2 * kv_items * item_bytes
+        heads = config["num_key_value_heads"], config["head_dim"]
+        yield "kv_bytes_per_token", kv_bytes_per_token(config["num_hidden_layers"], *heads, item_bytes)

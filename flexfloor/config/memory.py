@@ -3,9 +3,8 @@
 Both sides are counted as resident at the same time: a rollout rank and a trainer rank that share a device.
 """
 
-from dataclasses import dataclass
-
 from flexfloor.config.schema import Dtype, ModelConfig, RolloutConfig, TrainConfig, TrainerConfig
+from flexfloor.model_memory import RankMemory, max_experts_per_rank, rank_memory
 
 USABLE_SHARE = 0.9
 """The rest of a device is left to activations, collectives' buffers and the runtime itself."""
@@ -15,29 +14,12 @@ _ADAM_BYTES = {Dtype.float32: 8, Dtype.bfloat16: 12}
 """Two fp32 moments a parameter; bf16 training keeps fp32 weights besides."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutMemory:
-    """What one rollout rank holds."""
-
-    num_expert_slots: int
-    expert_bytes: int
-    dense_bytes: int
-    kv_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        return self.expert_bytes + self.dense_bytes + self.kv_bytes
-
-
-def rollout_memory(model: ModelConfig, rollout: RolloutConfig) -> RolloutMemory:
+def rollout_memory(model: ModelConfig, rollout: RolloutConfig) -> RankMemory:
     """Where the engine sizes its KV pool itself, the pool must hold at least one longest sequence."""
-    num_slots = -(-model.num_experts // rollout.ep_size)
-    kv_tokens = rollout.kv_cache_tokens or rollout.max_sequence_tokens
-    return RolloutMemory(
-        num_expert_slots=num_slots,
-        expert_bytes=num_slots * model.num_layers * model.expert_bytes,
-        dense_bytes=model.dense_bytes,
-        kv_bytes=kv_tokens * model.kv_bytes_per_token,
+    return rank_memory(
+        model,
+        num_expert_slots=max_experts_per_rank(model.num_experts, rollout.ep_size),
+        kv_tokens=rollout.kv_cache_tokens or rollout.max_sequence_tokens,
     )
 
 

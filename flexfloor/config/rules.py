@@ -3,6 +3,7 @@
 from flexfloor.config.addresses import host_of
 from flexfloor.config.checks import divides, require
 from flexfloor.config.machine import check_machine
+from flexfloor.config.membership_rules import check_membership
 from flexfloor.config.memory import USABLE_SHARE, rollout_memory, shares_devices, trainer_bytes
 from flexfloor.config.schema import (
     Collectives,
@@ -12,6 +13,7 @@ from flexfloor.config.schema import (
     TrainConfig,
     WeightSyncPath,
 )
+from flexfloor.model_memory import expert_bytes, kv_bytes_per_token
 
 _GIB = 1024**3
 
@@ -33,6 +35,7 @@ def validate(config: TrainConfig, *, check_files: bool = True) -> None:
         _check_minibatches,
         _check_dropped_batch,
         _check_collectives,
+        check_membership,
         _check_weight_sync,
         _check_offload,
         _check_tiny_model,
@@ -195,13 +198,13 @@ def _check_tiny_model(config: TrainConfig) -> None:
     fix = "leave cluster.trainer_endpoint out, or name a finished checkpoint with model.source=hf"
     require(endpoint is None, "cluster.trainer_endpoint", endpoint, problem, fix)
     item_bytes = model.dtype.num_bytes
-    kv_items = 2 * tiny.num_layers * tiny.num_kv_heads * tiny.head_dim
+    kv_bytes = kv_bytes_per_token(tiny.num_layers, tiny.num_kv_heads, tiny.head_dim, item_bytes)
     for name, follows in (
         ("num_layers", tiny.num_layers),
         ("num_experts", tiny.num_experts),
         ("num_active_experts", tiny.top_k),
-        ("expert_bytes", 3 * tiny.hidden_size * tiny.moe_intermediate_size * item_bytes),
-        ("kv_bytes_per_token", kv_items * item_bytes),
+        ("expert_bytes", expert_bytes(tiny.hidden_size, tiny.moe_intermediate_size, item_bytes)),
+        ("kv_bytes_per_token", kv_bytes),
     ):
         stated = getattr(model, name)
         problem = f"model.tiny and model.dtype={model.dtype} make it {follows}"

@@ -16,6 +16,7 @@ from flexfloor.config.choices import Collectives as Collectives
 from flexfloor.config.choices import DataSource as DataSource
 from flexfloor.config.choices import Device as Device
 from flexfloor.config.choices import Dtype as Dtype
+from flexfloor.config.choices import ExpertSlots as ExpertSlots
 from flexfloor.config.choices import LossAgg as LossAgg
 from flexfloor.config.choices import MembershipMode as MembershipMode
 from flexfloor.config.choices import ModelSource as ModelSource
@@ -26,6 +27,7 @@ from flexfloor.config.server_args import check_server_args
 
 MAX_SEED = 2**31
 """Exclusive: sampling seeds have 31 bits."""
+PARK_FREES = ("experts", "kv", "dense")
 
 
 @dataclass(kw_only=True)
@@ -206,9 +208,31 @@ class RolloutConfig:
 @dataclass(kw_only=True)
 class MembershipConfig:
     mode: MembershipMode = MISSING
+    floor: int = 1
+    """Fewest ranks that may serve (`elastic` only)."""
+    release_after_s: float = 0.0
+    """A rank without responses stays so long before it leaves, in case that late work comes."""
+    operation_timeout_s: float = 120.0
+    """Longest wait for a release or a rejoin; a change that is not prepared by then is cancelled."""
+    folder: str | None = None
+    """--flexfloor-folder of the server that the run attaches to; null when the run starts the server."""
+    expert_slots: ExpertSlots = ExpertSlots.exact
+    park_frees: list[str] = field(default_factory=lambda: ["experts", "kv"])
+    """What a parked rank gives back: of experts, kv, dense."""
 
     def __post_init__(self) -> None:
         complete(self, "membership")
+        at_least(self, "membership", 1, "floor")
+        at_least(self, "membership", 0, "release_after_s")
+        positive(self, "membership", "operation_timeout_s")
+        unknown = sorted(set(self.park_frees) - set(PARK_FREES))
+        require(
+            not unknown,
+            "membership.park_frees",
+            self.park_frees,
+            f"unknown: {', '.join(unknown)}",
+            f"take from {', '.join(PARK_FREES)}",
+        )
 
 
 @dataclass(kw_only=True)

@@ -12,6 +12,8 @@ def step_metrics(
     rewards: Sequence[float],
     result: RolloutResult,
     occupancy: Occupancy,
+    num_released: int,
+    num_refused: int,
     train: TrainStats,
     sync: SyncStats,
     seconds: Mapping[str, float],
@@ -26,6 +28,8 @@ def step_metrics(
         "rollout/num_responses": len(result.responses),
         "rollout/num_retries": result.num_retries,
         "rollout/num_duplicates": result.num_duplicates,
+        "membership/num_released": num_released,
+        "membership/num_refused": num_refused,
         **_train_metrics(train),
         "sync/num_bytes": sync.num_bytes,
         **{f"time/{name}_s": value for name, value in seconds.items()},
@@ -50,6 +54,8 @@ def _occupancy_metrics(occupancy: Occupancy) -> dict[str, float]:
         "occupancy/num_tokens": occupancy.num_tokens,
         "occupancy/occupied_worker_s": occupancy.occupied_worker_s,
         "occupancy/tail_idle_share": occupancy.tail_idle_share,
+        "occupancy/static_occupied_worker_s": occupancy.static_occupied_worker_s,
+        "occupancy/static_tail_idle_share": occupancy.static_tail_idle_share,
         "occupancy/tokens_per_occupied_worker_s": occupancy.tokens_per_occupied_worker_s,
         "occupancy/throughput_tokens_per_s": occupancy.tokens_per_s,
     }
@@ -59,6 +65,7 @@ def _occupancy_metrics(occupancy: Occupancy) -> dict[str, float]:
             "occupancy/worker_iterations": counted.worker_iterations,
             "occupancy/idle_worker_iterations": counted.idle_worker_iterations,
             "occupancy/prefill_worker_iterations": counted.prefill_worker_iterations,
+            "occupancy/static_worker_iterations": counted.static_worker_iterations,
             "occupancy/tokens_per_worker_iteration": counted.tokens_per_worker_iteration,
         }
     return metrics

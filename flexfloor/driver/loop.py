@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from flexfloor.config import TrainConfig
+from flexfloor.config.choices import MembershipMode
 from flexfloor.data.order import PromptOrder
 from flexfloor.data.reward_pool import RewardPool
 from flexfloor.data.rewards import RewardSpec, check_reward
@@ -21,7 +22,7 @@ from flexfloor.driver.prompts import TokenizedPrompt, load_tokenized_prompts, lo
 from flexfloor.driver.rollout_phase import RolloutOutcome, RolloutPhase
 from flexfloor.driver.services import Services, private_socket_dir
 from flexfloor.processes import ChildProcesses
-from flexfloor.report.console import RunConsole, summary_rows
+from flexfloor.report.console import RunConsole, occupation_rows, summary_rows
 from flexfloor.report.metrics import MetricsLog, read_metrics
 from flexfloor.training.client import TrainerClient
 from flexfloor.training.messages import SyncStats, TrainStats
@@ -65,6 +66,7 @@ def run(config: TrainConfig) -> int:
         rollout = RolloutPhase(
             config,
             server_url=server_url,
+            membership_folder=services.membership_folder,
             tokenizer=tokenizer,
             rewards=rewards,
             console=console,
@@ -156,6 +158,8 @@ class Run:
             rewards=list(outcome.rewards.values()),
             result=outcome.result,
             occupancy=outcome.occupancy,
+            num_released=outcome.num_released,
+            num_refused=outcome.num_refused,
             train=train,
             sync=sync,
             seconds=self._seconds,
@@ -174,11 +178,11 @@ def _show_summary(config: TrainConfig, console: RunConsole) -> None:
     records = read_metrics(Path(config.run_dir))
     edge_steps = min(5, len(records))
     columns = ("", f"first {edge_steps} steps", f"last {edge_steps} steps", "all steps")
-    console.table(
-        f"{config.num_steps} steps, static group of {config.rollout.ep_size} workers",
-        columns,
-        summary_rows(records, edge_steps=edge_steps),
-    )
+    group = f"{config.membership.mode.value} group of {config.rollout.ep_size} workers"
+    console.table(f"{config.num_steps} steps, {group}", columns, summary_rows(records, edge_steps=edge_steps))
+    if config.membership.mode is MembershipMode.elastic:
+        columns = ("sum of all steps", "a static group", "this run", "ratio")
+        console.table("what the workers were occupied for", columns, occupation_rows(records))
     console.say(f"run directory: {config.run_dir}")
 
 

@@ -1,10 +1,11 @@
 """The rollout phase of a step: responses drawn, streamed into the ledger, and scored as they finish."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,13 +14,17 @@ from flexfloor.data.reward_pool import RewardPool
 from flexfloor.driver.batch import step_requests
 from flexfloor.driver.prompts import TokenizedPrompt, Tokenizer
 from flexfloor.errors import DeadlineExceeded
+from flexfloor.membership.client import DriverClient
+from flexfloor.membership.endpoint import Endpoint
 from flexfloor.report.console import Advance, RunConsole
 from flexfloor.rollout.dispatcher import run_step
 from flexfloor.rollout.engine_client import EngineClient
+from flexfloor.rollout.leaving import Leaving
 from flexfloor.rollout.ledger import Ledger, step_path
 from flexfloor.rollout.occupancy import Occupancy, measure
 from flexfloor.rollout.step import RolloutResult, StepLimits, StepProgress
-from flexfloor.scheduling.place import make_placement
+from flexfloor.scheduling.place import PlacementPolicy, make_placement
+from flexfloor.scheduling.release import DrainedRelease
 from flexfloor.types import Response, ResponseRequest
 
 _WATCH_INTERVAL_S = 0.5
@@ -36,6 +41,9 @@ class RolloutOutcome:
     rewards: dict[str, float]
     """By response_id."""
     occupancy: Occupancy
+    num_released: int = 0
+    """Ranks that left and stayed away to the end of the step."""
+    num_refused: int = 0
 
 
 class RolloutPhase:
@@ -46,6 +54,7 @@ class RolloutPhase:
         config: TrainConfig,
         *,
         server_url: str,
+        membership_folder: Path | None,
         tokenizer: Tokenizer,
         rewards: RewardPool,
         console: RunConsole,
@@ -53,6 +62,7 @@ class RolloutPhase:
     ) -> None:
         self._config = config
         self._server_url = server_url
+        self._membership_folder = membership_folder
         self._tokenizer = tokenizer
         self._rewards = rewards
         self._console = console
@@ -78,14 +88,14 @@ class RolloutPhase:
         )
         scoring = _Scoring(prompts, self._tokenizer, self._rewards)
         with self._console.phase("rollout", len(requests)) as advance:
-            result, occupancy = asyncio.run(
+            drawn = asyncio.run(
                 _watched(self._draw(requests, rollout_step, weight_version, scoring, advance), self._check)
             )
         # A call in a worker is bounded by reward_timeout_s; the queue in front of it is at most one step.
         rounds = -(-len(requests) // self._config.data.reward_workers)
         with self._console.phase("reward", len(requests)) as advance:
             rewards = scoring.collect(self._config.data.reward_timeout_s * rounds + 60.0, advance)
-        return RolloutOutcome(requests=tuple(requests), result=result, rewards=rewards, occupancy=occupancy)
+        return replace(drawn, rewards=rewards)
 
     async def _draw(
         self,
@@ -94,7 +104,7 @@ class RolloutPhase:
         weight_version: int,
         scoring: "_Scoring",
         advance: Advance,
-    ) -> tuple[RolloutResult, Occupancy]:
+    ) -> RolloutOutcome:
         config = self._config
         placement = make_placement(
             config.scheduling,
@@ -109,16 +119,18 @@ class RolloutPhase:
         ) as ledger:
             async with self._engine() as engine:
                 before = await engine.counters()
-                result = await run_step(
-                    requests,
-                    engine=engine,
-                    placement=placement,
-                    ledger=ledger,
-                    weight_version=weight_version,
-                    limits=StepLimits.from_config(config),
-                    on_response=scoring.submit,
-                    on_progress=lambda progress: advance(progress.num_finished, _note(progress)),
-                )
+                async with self._leaving(placement) as leaving:
+                    result = await run_step(
+                        requests,
+                        engine=engine,
+                        placement=placement,
+                        ledger=ledger,
+                        weight_version=weight_version,
+                        limits=StepLimits.from_config(config),
+                        on_response=scoring.submit,
+                        on_progress=lambda progress: advance(progress.num_finished, _note(progress)),
+                    )
+                # Everybody is back by now, so every rank answers.
                 after = await engine.counters()
         occupancy = measure(
             result.responses,
@@ -127,8 +139,37 @@ class RolloutPhase:
             num_ranks=config.rollout.ep_size,
             counters_before=before,
             counters_after=after,
+            left_at_s={} if leaving is None else leaving.left_at_s,
         )
-        return result, occupancy
+        return RolloutOutcome(
+            requests=tuple(requests),
+            result=result,
+            rewards={},
+            occupancy=occupancy,
+            num_released=0 if leaving is None else len(leaving.left_at_s),
+            num_refused=0 if leaving is None else leaving.num_refused,
+        )
+
+    @asynccontextmanager
+    async def _leaving(self, placement: PlacementPolicy) -> AsyncIterator[Leaving | None]:
+        """Release drained ranks inside; leaving the block in order brings them back."""
+        if self._membership_folder is None:
+            yield None
+            return
+        config = self._config.membership
+        release = DrainedRelease(floor=config.floor, hold_s=config.release_after_s)
+        endpoint = Endpoint.read(self._membership_folder)
+        with DriverClient(endpoint, timeout_s=config.operation_timeout_s) as client:
+            leaving = Leaving(client=client, release=release, placement=placement)
+            task = asyncio.create_task(leaving.watch())
+            try:
+                yield leaving
+            finally:
+                task.cancel()
+                await asyncio.wait({task})
+            if not task.cancelled():
+                task.result()
+            await leaving.rejoin()
 
     def _engine(self) -> EngineClient:
         rollout = self._config.rollout

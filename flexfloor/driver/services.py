@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flexfloor.config import TrainConfig
+from flexfloor.config.choices import MembershipMode
 from flexfloor.errors import ChildProcessError, FlexfloorError
 from flexfloor.processes import ChildProcess, ChildProcesses
 from flexfloor.rollout.ports import free_base_port
@@ -27,6 +28,14 @@ class Services:
         self._children = children
         self._socket_dir = socket_dir
         self._run_dir = Path(config.run_dir)
+
+    @property
+    def membership_folder(self) -> Path | None:
+        """Folder of the membership manager's socket; None for a static group."""
+        membership = self._config.membership
+        if membership.mode is MembershipMode.static:
+            return None
+        return Path(membership.folder) if membership.folder else self._socket_dir / "membership"
 
     def check(self) -> None:
         self._children.check()
@@ -58,7 +67,12 @@ class Services:
         port = free_base_port()
         self._children.start(
             "server",
-            server_argv(self._config, port=port, model_path=str(model_path)),
+            server_argv(
+                self._config,
+                port=port,
+                model_path=str(model_path),
+                membership_folder=self.membership_folder,
+            ),
             log_path=self._run_dir / "logs" / "server.log",
             # Its schedulers end with it. Asked politely, it drains for seconds and then crashes on the ranks
             # that the same signal ended; there is nothing in it that would have to be saved.

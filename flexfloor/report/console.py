@@ -132,3 +132,34 @@ def summary_rows(records: Sequence[Mapping[str, Any]], *, edge_steps: int = 5) -
         (label, *(form.format(_mean(part, name)) for part in (first, last, records)))
         for label, name, form in rows
     ]
+
+
+def occupation_rows(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Rows of the second table: what a static group would have been occupied for, what was, their ratio."""
+    pairs = [
+        ("worker-iterations", "occupancy/static_worker_iterations", "occupancy/worker_iterations"),
+        ("occupied worker seconds", "occupancy/static_occupied_worker_s", "occupancy/occupied_worker_s"),
+    ]
+    tokens = _sum(records, "occupancy/num_tokens")
+    rows: list[tuple[str, ...]] = []
+    for label, static_name, name in pairs:
+        static, own = _sum(records, static_name), _sum(records, name)
+        rows.append((label, f"{static:.0f}", f"{own:.0f}", _ratio(own, static)))
+        per_static, per_own = _share(tokens, static), _share(tokens, own)
+        ratio = _ratio(per_own, per_static)
+        rows.append((f"tokens per {label[:-1]}", f"{per_static:.2f}", f"{per_own:.2f}", ratio))
+    static, own = (_mean(records, f"occupancy/{name}tail_idle_share") for name in ("static_", ""))
+    rows.append(("tail idle, share of worker time", f"{static:.3f}", f"{own:.3f}", _ratio(own, static)))
+    return rows
+
+
+def _sum(records: Sequence[Mapping[str, Any]], name: str) -> float:
+    return sum(record.get(name) or 0.0 for record in records)
+
+
+def _share(amount: float, of: float) -> float:
+    return amount / of if of else float("nan")
+
+
+def _ratio(own: float, static: float) -> str:
+    return f"{_share(own, static):.3f}"

@@ -36,6 +36,8 @@ class WorkerIterations:
     """Those in which the rank had no tokens of its own and only served its experts."""
     prefill_worker_iterations: int
     tokens_per_worker_iteration: float
+    static_worker_iterations: int
+    """What a static group would have taken: every rank in every iteration of the rank that had most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,9 @@ class Occupancy:
     occupied_worker_s: float
     tail_idle_share: float
     """Share of the occupied worker time after each rank's last own finish; without one the rank was idle."""
+    static_occupied_worker_s: float
+    """What it would have been if nobody had left."""
+    static_tail_idle_share: float
     tokens_per_occupied_worker_s: float
     tokens_per_s: float
     truncated_share: float
@@ -88,6 +93,8 @@ def measure(
         wall_s=wall_s,
         occupied_worker_s=occupied_worker_s,
         tail_idle_share=1.0 - sum(busy_s) / occupied_worker_s,
+        static_occupied_worker_s=num_ranks * wall_s,
+        static_tail_idle_share=1.0 - sum(busy_s) / (num_ranks * wall_s),
         tokens_per_occupied_worker_s=num_tokens / occupied_worker_s,
         tokens_per_s=num_tokens / wall_s,
         truncated_share=sum(response.is_truncated for response in responses) / len(responses),
@@ -156,4 +163,6 @@ def _iterations(
         idle_worker_iterations=sum(after.num_idle_iterations) - sum(before.num_idle_iterations),
         prefill_worker_iterations=sum(after.num_prefill_iterations) - sum(before.num_prefill_iterations),
         tokens_per_worker_iteration=num_tokens / worker_iterations if worker_iterations else 0.0,
+        static_worker_iterations=len(after.num_iterations)
+        * max(b - a for a, b in zip(before.num_iterations, after.num_iterations, strict=True)),
     )

@@ -6,14 +6,21 @@ what is refused here are those that every run needs as they are.
 
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from flexfloor.config import RolloutConfig, TrainConfig
-from flexfloor.config.schema import Collectives
+from flexfloor.config.schema import Collectives, MembershipConfig, MembershipMode
 from flexfloor.errors import ConfigError
 
 
 def server_argv(
-    config: TrainConfig, *, port: int, model_path: str, host: str = "127.0.0.1", weight_version: int = 0
+    config: TrainConfig,
+    *,
+    port: int,
+    model_path: str,
+    host: str = "127.0.0.1",
+    weight_version: int = 0,
+    membership_folder: Path | None = None,
 ) -> list[str]:
     """Argument vector of the flexfloor-serve that this run needs, ready for exec.
 
@@ -28,6 +35,7 @@ def server_argv(
         **_model_flags(config),
         **_group_flags(config.rollout),
         **_serving_flags(config.rollout),
+        **_membership_flags(config.membership, membership_folder),
     }
     flags |= _extra(config.rollout, flags)
     return [sys.executable, "-m", "sglang_patches.serve", *_written(flags)]
@@ -72,6 +80,19 @@ def _serving_flags(rollout: RolloutConfig) -> dict[str, object]:
     if rollout.deterministic:
         flags["enable-deterministic-inference"] = True
     return flags
+
+
+def _membership_flags(membership: MembershipConfig, folder: Path | None) -> dict[str, object]:
+    if membership.mode is MembershipMode.static:
+        return {}
+    return {
+        "flexfloor-membership": "elastic",
+        "flexfloor-floor": membership.floor,
+        "flexfloor-folder": folder,
+        "flexfloor-expert-slots": membership.expert_slots.value,
+        "flexfloor-park-frees": ",".join(membership.park_frees),
+        "flexfloor-prepare-timeout": membership.operation_timeout_s,
+    }
 
 
 def _extra(rollout: RolloutConfig, ours: dict[str, object]) -> dict[str, object]:

@@ -19,3 +19,13 @@ def broadcast_pyobj_over_shm(
     if memory is None:
         return original(data, rank, dist_group, src, force_cpu_device)
     return shm_groups.broadcast_objects(memory, data, is_source=rank == src)
+
+
+def gather_with_one_rank(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Around `require_mlp_tp_gather`, which takes attention DP of one rank for a mistake."""
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    if parallel.attn_dp_enabled and parallel.num_dp_ranks == 1:
+        return True
+    return original(*args, **kwargs)

@@ -1,5 +1,6 @@
 """Hooks on sglang.srt.managers.data_parallel_controller."""
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -8,3 +9,24 @@ def wait_for_requests(controller: Any) -> None:
     from sglang_patches.cpu.patience import PatientSocket
 
     controller.recv_from_tokenizer = PatientSocket(controller.recv_from_tokenizer)
+
+
+def refresh_routing(_result: Any, controller: Any, *_args: Any, **_kwargs: Any) -> None:
+    """After `DataParallelController.update_active_ranks`."""
+    from sglang_patches.elastic import routing
+
+    routing.refresh(controller)
+
+
+def deliver_to_named_rank(original: Callable[..., Any], controller: Any, request: Any) -> Any:
+    """Around `DataParallelController.maybe_external_dp_rank_routing`."""
+    from sglang_patches.elastic import routing
+
+    return routing.deliver_to_named_rank(original, controller, request)
+
+
+def dispatch_to_active(original: Callable[..., Any], budget: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around `DPBudget.dispatch`."""
+    from sglang_patches.elastic import routing
+
+    return routing.dispatch_to_active(original, budget, *args, **kwargs)

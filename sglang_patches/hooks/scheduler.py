@@ -18,3 +18,19 @@ def nap_when_idle(_result: Any, _scheduler: Any) -> None:
     from sglang_patches.cpu.patience import nap
 
     nap()
+
+
+def start_elastic_runtime(_result: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
+    """After `Scheduler.__init__`."""
+    from sglang_patches.elastic import start
+
+    start.start(scheduler)
+
+
+def apply_membership(_scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Before `Scheduler.ingest_requests`, the top of every event loop."""
+    from sglang_patches.elastic import start
+
+    runtime = start.current()
+    if runtime is not None:
+        runtime.at_loop_top()

@@ -8,17 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 from shared_server import SharedServer, SmallServers
+from sharp_model import sharp_tiny_moe
 
-from flexfloor.data.arithmetic import build_tokenizer
-from flexfloor.data.tiny_moe import create_tiny_moe
 from flexfloor.processes import ChildProcesses
 
 LATE = ("servers", "shared_server_url", "both")
 """Fixtures that need the shared server, in the order in which their tests run: the first ones want its first
 weights."""
-SHAPE = {"num_layers": 2, "hidden_size": 64, "head_dim": 16, "moe_intermediate_size": 64}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,15 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights, scaled up so that the model is sure of something and routing differs between tokens."""
-    folder = tmp_path_factory.mktemp("shared") / "model"
-    create_tiny_moe(folder, tokenizer=build_tokenizer(), seed=0, **SHAPE)
-    weights = load_file(folder / "model.safetensors")
-    for name, tensor in weights.items():
-        if tensor.dim() > 1:
-            tensor *= 16.0 if name == "lm_head.weight" else 4.0
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    """Random weights of a model that is sure of something."""
+    return sharp_tiny_moe(tmp_path_factory.mktemp("shared") / "model")
 
 
 @pytest.fixture(scope="session")

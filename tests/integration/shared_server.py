@@ -21,19 +21,27 @@ OVERRIDES = (
     "rollout.kv_cache_tokens=8192",
     "rollout.max_running_requests=256",
     "model.context_tokens=512",
+    "membership=elastic",
 )
 
 
 class SharedServer:
-    """Started at once, on 4 ranks over shared memory; `wait_ready` waits for it and gives its URL."""
+    """Started at once, on 4 elastic ranks over shared memory; `wait_ready` waits for it and gives its URL."""
 
     def __init__(self, children: ChildProcesses, checkpoint: Path, folder: Path) -> None:
         port = free_base_port()
         config = to_train_config(compose([*OVERRIDES, f"run_dir={folder}"]))
+        self.membership_folder = folder / "membership"
         self._url = f"http://127.0.0.1:{port}"
         self._process = children.start(
             "server",
-            server_argv(config, port=port, model_path=str(checkpoint), weight_version=5),
+            server_argv(
+                config,
+                port=port,
+                model_path=str(checkpoint),
+                weight_version=5,
+                membership_folder=self.membership_folder,
+            ),
             log_path=folder / "server.log",
             stop_signal=signal.SIGKILL,
         )

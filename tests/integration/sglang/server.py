@@ -54,6 +54,10 @@ class Server:
             (state["flexfloor"] for state in info["internal_states"]), key=lambda row: row["dp_rank"]
         )
 
+    def flush_cache(self) -> bool:
+        """Whether every rank was idle and has flushed its cache."""
+        return requests.post(f"{self.url}/flush_cache", timeout=REQUEST_DEADLINE_S).status_code == 200
+
     def _is_ready(self) -> bool:
         try:
             return requests.get(f"{self.url}/health", timeout=5).status_code == 200

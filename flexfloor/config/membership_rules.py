@@ -1,0 +1,41 @@
+"""Rules on elastic membership across groups. PURE."""
+
+from flexfloor.config.checks import require
+from flexfloor.config.schema import MembershipMode, TrainConfig
+
+
+def check_membership(config: TrainConfig) -> None:
+    """Refuse a membership that this cluster and group cannot have; ConfigError names the key and the fix."""
+    membership = config.membership
+    if membership.mode is MembershipMode.static:
+        return
+    ep_size, cluster = config.rollout.ep_size, config.cluster
+    static = "or choose membership=static"
+    require(
+        ep_size > 1,
+        "membership.mode",
+        "elastic",
+        "a group of one rank has nobody to release",
+        f"set rollout.ep_size to 2 or more, {static}",
+    )
+    require(
+        membership.floor <= ep_size,
+        "membership.floor",
+        membership.floor,
+        f"the group has rollout.ep_size={ep_size} ranks",
+        f"set membership.floor to 1 ... {ep_size}",
+    )
+    require(
+        cluster.num_nodes == 1,
+        "membership.mode",
+        "elastic",
+        f"cluster.num_nodes={cluster.num_nodes}: elastic groups work within one node so far",
+        f"choose a cluster of one node, {static}",
+    )
+    require(
+        cluster.server_url is None or membership.folder is not None,
+        "membership.folder",
+        membership.folder,
+        "the run attaches to a server and must find its membership manager",
+        f"set membership.folder to the --flexfloor-folder of that server, {static}",
+    )

@@ -1,0 +1,181 @@
+"""A rank's link to the manager: a thread of the scheduler process that the model's loop never waits for."""
+
+import logging
+import threading
+import time
+from collections import deque
+
+import msgspec
+import zmq
+
+from flexfloor.errors import DeadlineExceeded
+from flexfloor.membership import messages as m
+from flexfloor.membership.endpoint import Endpoint
+from flexfloor.membership.wakeup import Wakeup
+
+logger = logging.getLogger(__name__)
+
+MANAGER_TIMEOUT_S = 60.0
+CLOSE_TIMEOUT_S = 5.0
+LINGER_MS = 1000
+
+
+class AgentLink:
+    """Connects, says hello, keeps the heartbeat going; hands orders to the loop and reports to the manager.
+
+    Example, in a scheduler's loop:
+        for order in link.orders():
+            obey(order)
+        link.beat()
+
+    `orders` is for one thread; `send` and `beat` are for any. After a ManagerLostMsg no order follows.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        hello: m.HelloMsg,
+        heartbeat_s: float = 1.0,
+        *,
+        manager_timeout_s: float = MANAGER_TIMEOUT_S,
+    ) -> None:
+        self._endpoint = endpoint
+        self._hello = msgspec.structs.replace(hello, token=hello.token or endpoint.token)
+        self._heartbeat_s = heartbeat_s
+        self._manager_timeout_s = manager_timeout_s
+        self._lock = threading.Lock()
+        self._orders: deque[m.OrderMsg] = deque()
+        self._outbox: deque[m.HelloMsg | m.ReportMsg] = deque([self._hello])
+        self._orders_wait = Wakeup()
+        self._wakeup = Wakeup()
+        self._beat_at_s = time.monotonic()
+        self._heard_at_s = self._beat_at_s
+        self._is_closing = False
+        self._is_lost = False
+        self._welcomed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def wake_fd(self) -> int:
+        """Readable while orders wait, for the poll of a loop that has nothing else to do."""
+        return self._orders_wait.fd
+
+    def start(self) -> None:
+        assert self._thread is None, "a link starts once"
+        self._thread = threading.Thread(
+            target=self._run, name=f"flexfloor-agent-{self._hello.ep_rank}", daemon=True
+        )
+        self._thread.start()
+
+    def wait_welcome(self, timeout_s: float) -> None:
+        """Until the manager has taken this rank in. Raises DeadlineExceeded."""
+        if not self._welcomed.wait(timeout_s):
+            raise DeadlineExceeded(
+                f"ep_rank {self._hello.ep_rank}: no welcome from the manager at {self._endpoint.address} in "
+                f"{timeout_s:g} s; it answers no wrong token and no wrong key"
+            )
+
+    def orders(self) -> list[m.OrderMsg]:
+        """What has come since the last call; empty costs next to nothing."""
+        if not self._orders:
+            return []
+        with self._lock:
+            found = list(self._orders)
+            self._orders.clear()
+            if not self._is_closing:
+                self._orders_wait.clear()
+        return found
+
+    def send(self, message: m.ReportMsg) -> None:
+        with self._lock:
+            if self._is_closing:
+                return
+            self._outbox.append(message)
+            self._wakeup.set()
+
+    def beat(self) -> None:
+        """The loop is alive."""
+        self._beat_at_s = time.monotonic()
+
+    def close(self) -> None:
+        """What was sent before still goes out, if the manager listens. Says no goodbye by itself."""
+        with self._lock:
+            if self._is_closing:
+                return
+            self._is_closing = True
+            self._wakeup.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_TIMEOUT_S)
+        if self._thread is None or not self._thread.is_alive():
+            self._orders_wait.close()
+            self._wakeup.close()
+
+    def _run(self) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        socket.linger = LINGER_MS
+        socket.sndhwm = 0
+        self._endpoint.connect(socket)
+        self._heard_at_s = time.monotonic()
+        try:
+            self._serve(socket)
+        finally:
+            socket.close()
+            context.term()
+
+    def _serve(self, socket: "zmq.Socket[bytes]") -> None:
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._wakeup.fd, zmq.POLLIN)
+        beats_at_s = time.monotonic() + self._heartbeat_s
+        while not (self._is_closing and not self._outbox):
+            self._flush(socket)
+            poller.poll(int(1000 * max(0.0, beats_at_s - time.monotonic())) + 1)
+            self._wakeup.clear()
+            self._receive_all(socket)
+            now_s = time.monotonic()
+            if now_s >= beats_at_s:
+                beats_at_s = now_s + self._heartbeat_s
+                self._outbox.append(m.HeartbeatMsg(loop_age_s=now_s - self._beat_at_s))
+                self._check_manager(now_s)
+
+    def _flush(self, socket: "zmq.Socket[bytes]") -> None:
+        while self._outbox:
+            # Without a high-water mark a DEALER queues while it connects, so this never blocks.
+            socket.send(m.encode(self._outbox.popleft()))
+
+    def _receive_all(self, socket: "zmq.Socket[bytes]") -> None:
+        while socket.poll(0):
+            try:
+                message = m.decode_to_agent(socket.recv_multipart())
+            except m.BadFrame as error:
+                logger.error("ep_rank=%d dropped a frame of the manager: %s", self._hello.ep_rank, error)
+                continue
+            self._heard_at_s = time.monotonic()
+            match message:
+                case m.WelcomeMsg():
+                    self._welcomed.set()
+                case m.RefusedMsg():
+                    self._lose_manager(f"the manager refused: {message.reason}")
+                case m.AliveMsg():
+                    pass
+                case _:
+                    self._deliver(message)
+
+    def _check_manager(self, now_s: float) -> None:
+        silent_s = now_s - self._heard_at_s
+        if silent_s >= self._manager_timeout_s:
+            self._lose_manager(f"nothing from {self._endpoint.address} for {silent_s:.0f} s")
+
+    def _lose_manager(self, reason: str) -> None:
+        if not self._is_lost:
+            self._deliver(m.ManagerLostMsg(reason=reason))
+            self._is_lost = True
+            logger.error("ep_rank=%d manager lost: %s", self._hello.ep_rank, reason)
+
+    def _deliver(self, order: m.OrderMsg) -> None:
+        if self._is_lost:
+            return
+        with self._lock:
+            self._orders.append(order)
+            self._orders_wait.set()

@@ -1,0 +1,77 @@
+"""What the manager has to do: orders that `Membership.handle` gives out, in this order. PURE."""
+
+from dataclasses import dataclass
+
+from flexfloor.experts.placement import ExpertPlacement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartDrain(Command):
+    """Tell the rank to report as soon as it has no request left."""
+
+    ep_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopDrain(Command):
+    ep_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare(Command):
+    """Send the plan of the next group to every old and new member."""
+
+    membership_epoch: int
+    old_members: tuple[int, ...]
+    members: tuple[int, ...]
+    leavers_exit: tuple[int, ...]
+    """Leavers whose process ends; the others park."""
+    old_placement: ExpertPlacement
+    new_placement: ExpertPlacement
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel(Command):
+    membership_epoch: int
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetRouting(Command):
+    """New requests go to these ranks only. Never empty."""
+
+    ep_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishOperation(Command):
+    operation_id: str
+    ok: bool
+    reason: str
+    """Empty when ok."""
+    membership_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantFence(Command):
+    fence_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefuseFence(Command):
+    fence_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fail(Command):
+    """The group cannot go on. Nothing is ordered after this."""
+
+    reason: str
+    """Ends with the story."""

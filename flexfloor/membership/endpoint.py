@@ -1,0 +1,158 @@
+"""Where the manager listens, and what a peer must hold to be heard.
+
+On one machine: a unix socket in a folder that only its owner may enter, and a token in it. Across machines:
+tcp with ZeroMQ's CURVE, keys made per job; who lacks the server's public key cannot shake hands, and the
+token travels encrypted. `asdict` of an endpoint is JSON-able and secret: keep it in files of mode 0600.
+"""
+
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import zmq
+
+from flexfloor.membership.messages import MAX_FRAME_BYTES
+
+MAX_SOCKET_PATH_BYTES = 107
+"""Of a unix socket on Linux."""
+SOCKET_NAME = "manager.sock"
+TOKEN_NAME = "token"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveKeys:
+    """Z85 texts."""
+
+    server_public: str
+    client_public: str
+    client_secret: str = field(repr=False)
+    server_secret: str | None = field(default=None, repr=False)
+    """None: a peer's copy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Example: endpoint = Endpoint.local("/tmp/job-1")   # and in the driver: Endpoint.read("/tmp/job-1")"""
+
+    address: str
+    """ZeroMQ's: `ipc://...` or `tcp://...`."""
+    token: str = field(repr=False)
+    curve: CurveKeys | None = None
+
+    @classmethod
+    def local(cls, folder: str | Path) -> Self:
+        """Make the folder and a fresh token in it. Raises ValueError where others may enter the folder."""
+        path = Path(folder)
+        address = _local_address(path)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_private(path)
+        token = secrets.token_hex(32)
+        _write_private(path / TOKEN_NAME, token)
+        return cls(address=address, token=token)
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Self:
+        """The endpoint that `local` made there. Raises ValueError or FileNotFoundError."""
+        path = Path(folder)
+        _check_private(path)
+        token_path = path / TOKEN_NAME
+        if token_path.is_symlink() or token_path.stat().st_mode & 0o077:
+            raise ValueError(f"{token_path} is a link or open to others. Fix: chmod 600 {token_path}")
+        return cls(address=_local_address(path), token=token_path.read_text(encoding="ascii").strip())
+
+    @classmethod
+    def tcp(cls, host: str, port: int) -> Self:
+        """With keys made now. `host` is where the manager binds and the peers connect."""
+        server_public, server_secret = zmq.curve_keypair()
+        client_public, client_secret = zmq.curve_keypair()
+        keys = CurveKeys(
+            server_public=server_public.decode(),
+            server_secret=server_secret.decode(),
+            client_public=client_public.decode(),
+            client_secret=client_secret.decode(),
+        )
+        name = f"[{host}]" if ":" in host else host
+        return cls(address=f"tcp://{name}:{port}", token=secrets.token_hex(32), curve=keys)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """From what `asdict` gave. Raises ValueError."""
+        return msgspec.convert(fields, cls)
+
+    def for_peer(self) -> "Endpoint":
+        """Without the manager's own secret."""
+        if self.curve is None:
+            return self
+        keys = CurveKeys(
+            server_public=self.curve.server_public,
+            client_public=self.curve.client_public,
+            client_secret=self.curve.client_secret,
+        )
+        return Endpoint(address=self.address, token=self.token, curve=keys)
+
+    def bind(self, socket: "zmq.Socket[bytes]") -> None:
+        """As the manager. Raises ValueError naming the address where it cannot be had."""
+        _set_limits(socket)
+        if self.curve is not None:
+            if self.curve.server_secret is None:
+                raise ValueError(f"{self.address}: this is a peer's endpoint, which cannot be bound")
+            socket.curve_server = True
+            socket.curve_publickey = self.curve.server_public.encode()
+            socket.curve_secretkey = self.curve.server_secret.encode()
+        socket.ipv6 = "[" in self.address
+        try:
+            socket.bind(self.address)
+        except zmq.ZMQError as error:
+            raise ValueError(f"cannot listen on {self.address}: {error}. Fix: choose another one") from error
+        if self.address.startswith("ipc://"):
+            Path(self.address.removeprefix("ipc://")).chmod(0o600)
+
+    def connect(self, socket: "zmq.Socket[bytes]") -> None:
+        """As a peer, under an identity that nobody can guess. The manager need not listen yet."""
+        _set_limits(socket)
+        socket.routing_id = b"p" + secrets.token_bytes(16)
+        if self.curve is not None:
+            socket.curve_serverkey = self.curve.server_public.encode()
+            socket.curve_publickey = self.curve.client_public.encode()
+            socket.curve_secretkey = self.curve.client_secret.encode()
+        socket.ipv6 = "[" in self.address
+        socket.connect(self.address)
+
+
+def _set_limits(socket: "zmq.Socket[bytes]") -> None:
+    # A peer above this loses its connection; between the two limits it loses the frame and is counted.
+    socket.maxmsgsize = 4 * MAX_FRAME_BYTES
+
+
+def _local_address(folder: Path) -> str:
+    path = folder.absolute() / SOCKET_NAME
+    num_bytes = len(os.fsencode(path))
+    if num_bytes > MAX_SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"{path}: {num_bytes} bytes, and the path of a unix socket has at most {MAX_SOCKET_PATH_BYTES}. "
+            "Fix: choose a folder with a shorter path"
+        )
+    return f"ipc://{path}"
+
+
+def _check_private(folder: Path) -> None:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise ValueError(f"{folder} is a link or a file. Fix: name a folder of your own")
+    if found.st_uid != os.getuid():
+        raise ValueError(f"{folder} belongs to user {found.st_uid}. Fix: name a folder of your own")
+    if found.st_mode & 0o077:
+        mode = stat.S_IMODE(found.st_mode)
+        raise ValueError(f"{folder} is open to others (mode {mode:04o}). Fix: chmod 700 {folder}")
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Never through a link or into a file that somebody else has open."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(text)

@@ -1,0 +1,82 @@
+"""Who talks to the manager: agents by rank, clients, and what was dropped of everybody else."""
+
+import hmac
+import logging
+from collections import Counter
+from dataclasses import dataclass
+
+import msgspec
+
+from flexfloor.membership import messages as m
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentPeer:
+    identity: bytes
+    hello: m.HelloMsg
+    """Without its token."""
+    seen_at_s: float
+    is_watched: bool = True
+    """Its silence would be a loss."""
+    loop_age_s: float = 0.0
+
+    @property
+    def ep_rank(self) -> int:
+        return self.hello.ep_rank
+
+
+class Peers:
+    """Identities that have shown the token. All else is dropped, counted, and logged once per reason."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._clients: set[bytes] = set()
+        self.agents: dict[int, AgentPeer] = {}
+        self.num_dropped: Counter[str] = Counter()
+
+    def admit(self, identity: bytes, frames: list[bytes]) -> m.ManagerInMsg | None:
+        """The message, if this peer may say it."""
+        try:
+            message = m.decode_from_peer(frames)
+            self._check(identity, message)
+        except m.BadFrame as error:
+            self._count(error)
+            return None
+        return message
+
+    def agent(self, identity: bytes) -> AgentPeer | None:
+        return next((peer for peer in self.agents.values() if peer.identity == identity), None)
+
+    def add_client(self, identity: bytes) -> None:
+        self._clients.add(identity)
+
+    def add_agent(self, identity: bytes, hello: m.HelloMsg, now_s: float) -> None:
+        hello = msgspec.structs.replace(hello, token="")
+        self.agents[hello.ep_rank] = AgentPeer(identity=identity, hello=hello, seen_at_s=now_s)
+
+    def mismatch(self, hello: m.HelloMsg) -> str:
+        """How this process differs from those that were taken in. Empty: it runs the same code."""
+        for peer in self.agents.values():
+            for name in ("flexfloor_version", "sglang_version", "patches"):
+                mine, theirs = getattr(hello, name), getattr(peer.hello, name)
+                if mine != theirs:
+                    return f"ep_rank {hello.ep_rank}: {name} {mine}, ep_rank {peer.ep_rank}: {theirs}"
+        return ""
+
+    def _check(self, identity: bytes, message: m.ManagerInMsg) -> None:
+        if isinstance(message, m.HelloMsg | m.ClientHelloMsg):
+            if not hmac.compare_digest(message.token.encode(), self._token.encode()):
+                raise m.BadFrame(m.BadFrameReason.wrong_token, type(message).__name__)
+            return
+        is_request = isinstance(message, m.RequestMsg)
+        is_known = identity in self._clients if is_request else self.agent(identity) is not None
+        if not is_known:
+            raise m.BadFrame(m.BadFrameReason.no_hello, type(message).__name__)
+
+    def _count(self, error: m.BadFrame) -> None:
+        reason = error.reason.value
+        self.num_dropped[reason] += 1
+        if self.num_dropped[reason] == 1:
+            logger.warning("dropped a frame: %s (more of this kind are counted only)", error)

@@ -1,0 +1,53 @@
+"""What can be seen of a membership from outside: frozen, and JSON-able as it is. PURE."""
+
+from dataclasses import dataclass
+
+from flexfloor.membership.events import WeightVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationResult:
+    """How a release or a rejoin ended."""
+
+    operation_id: str
+    ok: bool
+    reason: str
+    """Why not; empty when ok."""
+    membership_epoch: int
+    """In force when it ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchRecord:
+    """A change that took place."""
+
+    membership_epoch: int
+    members: tuple[int, ...]
+    stall_s: float
+    """Longest over the ranks that stayed."""
+    num_bytes: int
+    """Expert weights received, summed over ranks."""
+    at: float
+    """Manager's clock, seconds, when the last rank had reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipStatus:
+    membership_epoch: int
+    members: tuple[int, ...]
+    routed: tuple[int, ...]
+    """Members that take new requests."""
+    states: dict[int, str]
+    """ep_rank -> RankState."""
+    weight_versions: dict[int, WeightVersion | None]
+    floor: int
+    experts_per_rank: dict[int, int]
+    """Members only."""
+    last_switches: tuple[SwitchRecord, ...]
+    """Oldest first."""
+    change: str | None
+    """The change in flight, in words."""
+    num_fences: int
+    """Held and waiting."""
+    failed: str | None
+    """Why the group cannot go on."""

@@ -1,0 +1,164 @@
+"""Everything that a membership change needs before its switch, done in the background while decoding goes on.
+
+    PrepareMsg -> group of the new members -> experts (and dense weights) sent and received -> ready
+
+Rule 1: jobs run in the order of their epochs, whole, on every rank that got the PrepareMsg, also when the
+change was cancelled meanwhile: peers are waiting for the other end of each copy.
+Rule 2: nothing here touches what the running iterations use. The switch does that, in the model's own thread.
+"""
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flexfloor.experts.placement import ExpertPlacement, Transfer, transfers
+from sglang_patches.elastic.expert_slots import ExpertLayers, StagedExperts
+from sglang_patches.elastic.groups import GroupFactory, barrier
+from sglang_patches.elastic.memory import dense_tensors
+from sglang_patches.elastic.transfer import Move, TransferGroup
+
+logger = logging.getLogger(__name__)
+
+_LAYERS_AT_ONCE = 4
+"""Layers whose copies are in flight together: enough to fill the link, few enough to bound the staging."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """One change as this rank sees it, from PrepareMsg to the switch."""
+
+    membership_epoch: int
+    old_members: tuple[int, ...]
+    members: tuple[int, ...]
+    leavers_exit: tuple[int, ...]
+    old_placement: ExpertPlacement
+    new_placement: ExpertPlacement
+    ready: threading.Event = field(default_factory=threading.Event)
+    coordinator: Any = None
+    staged: StagedExperts | None = None
+    num_bytes: int = 0
+    prepared_s: float = 0.0
+    agreed: bool = False
+    cancel_asked: bool = False
+
+    @property
+    def joiners(self) -> tuple[int, ...]:
+        """Members that come back with this change."""
+        return tuple(sorted(set(self.members) - set(self.old_members)))
+
+    def describe(self) -> str:
+        return f"membership_epoch={self.membership_epoch} members={self.old_members} -> {self.members}"
+
+
+class Preparer:
+    """The background thread of one rank."""
+
+    def __init__(
+        self,
+        ep_rank: int,
+        model: Any,
+        groups: GroupFactory,
+        transfer: TransferGroup,
+        experts: ExpertLayers,
+        *,
+        resume_memory: Callable[[], None],
+        moves_dense: bool,
+        delay: Callable[[str], None],
+    ) -> None:
+        self._ep_rank = ep_rank
+        self._model = model
+        self._groups = groups
+        self._transfer = transfer
+        self._experts = experts
+        self._resume_memory = resume_memory
+        self._moves_dense = moves_dense
+        self._delay = delay
+        self._plans: queue.SimpleQueue[Plan] = queue.SimpleQueue()
+        self.done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Readable once a plan has become ready."""
+        threading.Thread(target=self._run, name="flexfloor-prepare", daemon=True).start()
+
+    def submit(self, plan: Plan) -> None:
+        """Prepare this change; `plan.ready` is set when its switch can be voted for."""
+        self._plans.put(plan)
+
+    def _run(self) -> None:
+        while True:
+            plan = self._plans.get()
+            try:
+                started_s = time.monotonic()
+                self._delay("prepare")
+                with torch.no_grad():
+                    self._prepare(plan)
+                plan.prepared_s = time.monotonic() - started_s
+            # Outermost loop of the thread. A rank that is not ready never votes: the manager's deadline ends
+            # the change and says which rank it was, and the log says why.
+            except Exception:
+                logger.exception("ep_rank=%d cannot prepare %s", self._ep_rank, plan.describe())
+                continue
+            plan.ready.set()
+            os.eventfd_write(self.done_fd, 1)
+
+    def _prepare(self, plan: Plan) -> None:
+        is_member = self._ep_rank in plan.members
+        if self._ep_rank in plan.joiners:
+            self._resume_memory()
+        if is_member:
+            plan.coordinator = self._groups.coordinator(plan.members, plan.membership_epoch)
+            plan.staged = self._experts.stage(plan.new_placement.experts_on(self._ep_rank))
+        plan.num_bytes = self._move_experts(plan) + self._move_dense(plan)
+        if is_member and plan.joiners:
+            # A rank that returns enters the new group at once and waits there: by then no member may be able
+            # to drop the change any more.
+            barrier(plan.coordinator)
+
+    def _move_experts(self, plan: Plan) -> int:
+        rows = [
+            row
+            for row in transfers(plan.old_placement, plan.new_placement)
+            if self._ep_rank in (row.source, row.target)
+        ]
+        num_bytes = 0
+        for first in range(0, self._experts.num_layers, _LAYERS_AT_ONCE):
+            layers = range(first, min(first + _LAYERS_AT_ONCE, self._experts.num_layers))
+            sends = [m for layer in layers for row in rows for m in self._sent(plan, layer, row)]
+            receives = [m for layer in layers for row in rows for m in self._received(plan, layer, row)]
+            num_bytes += self._transfer.exchange(sends, receives)
+        return num_bytes
+
+    def _sent(self, plan: Plan, layer: int, row: Transfer) -> Iterator[Move]:
+        if row.source == self._ep_rank:
+            tensors = self._experts.tensors_to_send(layer, row.source_slot)
+            yield from self._moves(tensors, row.target, layer, row.expert, plan)
+
+    def _received(self, plan: Plan, layer: int, row: Transfer) -> Iterator[Move]:
+        if row.target == self._ep_rank:
+            assert plan.staged is not None
+            tensors = self._experts.tensors_to_fill(plan.staged, layer, row.target_slot)
+            yield from self._moves(tensors, row.source, layer, row.expert, plan)
+
+    def _moves(
+        self, tensors: list[torch.Tensor], peer: int, layer: int, expert: int, plan: Plan
+    ) -> Iterator[Move]:
+        num_experts = plan.new_placement.num_experts
+        for index, tensor in enumerate(tensors):
+            yield Move(tensor, peer, (layer * len(tensors) + index) * num_experts + expert)
+
+    def _move_dense(self, plan: Plan) -> int:
+        if not self._moves_dense or not plan.joiners:
+            return 0
+        donor = plan.old_members[0]
+        tensors = list(dense_tensors(self._model))
+        if self._ep_rank == donor:
+            moves = [Move(t, peer, tag) for peer in plan.joiners for tag, t in enumerate(tensors)]
+            return self._transfer.exchange(moves, [])
+        if self._ep_rank in plan.joiners:
+            return self._transfer.exchange([], [Move(t, donor, tag) for tag, t in enumerate(tensors)])
+        return 0

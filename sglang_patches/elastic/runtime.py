@@ -1,0 +1,204 @@
+"""One rank's part in membership changes: votes, switches, parks, rejoins. Runs in the scheduler's own thread.
+
+    loop top: switch if agreed > take orders > report drained | cancel      (SGLang then receives requests)
+    gather:   one more column per rank, its vote: the epoch that it is ready for, or the one in force
+    all votes equal and new: every member has read the same tensor, so all switch at their next loop top
+
+Rule 1: a rank acts only at its loop top, between two iterations. So what it votes and what it reads in one
+gather cannot be undone in between.
+Rule 2: a leaver votes for leaving only in a gather in which it has no tokens and no request.
+Rule 3: whoever is outside the group waits in `_park` and takes part in no collective.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+from flexfloor.membership.agent import AgentLink
+from flexfloor.membership.messages import (
+    CancelAnsweredMsg,
+    CancelAskedMsg,
+    CancelMsg,
+    DrainFinishedMsg,
+    ManagerLostMsg,
+    PrepareMsg,
+    StartDrainMsg,
+    StopDrainMsg,
+    SwitchedMsg,
+    WorkArrivedMsg,
+)
+
+from flexfloor.experts.placement import ExpertPlacement
+from sglang_patches.elastic.delays import Delays
+from sglang_patches.elastic.drained import finish_idle_passes, is_drained
+from sglang_patches.elastic.expert_slots import ExpertLayers
+from sglang_patches.elastic.groups import restamp
+from sglang_patches.elastic.parking import ParkedMemory
+from sglang_patches.elastic.prepare import Plan, Preparer
+
+logger = logging.getLogger(__name__)
+
+
+class ElasticRuntime:
+    """Made once per scheduler process, when SGLang's scheduler is complete."""
+
+    def __init__(
+        self,
+        scheduler: Any,
+        ep_rank: int,
+        link: AgentLink,
+        preparer: Preparer,
+        experts: ExpertLayers,
+        memory: ParkedMemory,
+        placement: ExpertPlacement,
+        delays: Delays,
+    ) -> None:
+        self.ep_rank = ep_rank
+        self._scheduler = scheduler
+        self._link = link
+        self._preparer = preparer
+        self._experts = experts
+        self._memory = memory
+        self._placement = placement
+        self._delays = delays
+        self._epoch = 0
+        self._plan: Plan | None = None
+        self._is_draining = False
+        self._has_reported_drained = False
+
+    def at_loop_top(self) -> None:
+        """Before SGLang receives requests: the one place where this rank changes anything."""
+        self._link.beat()
+        self._delays.at("loop")
+        if self._plan is not None and self._plan.agreed:
+            self._switch(self._plan)
+        for order in self._link.orders():
+            self._take(order)
+        if self._is_draining:
+            self._report_drained()
+        self._cancel_when_busy()
+
+    def vote(self, num_tokens: int) -> int:
+        """This rank's column in the gather that opens the iteration."""
+        plan = self._plan
+        if plan is None or not plan.ready.is_set():
+            return self._epoch
+        if self.ep_rank not in plan.members and (num_tokens > 0 or not is_drained(self._scheduler)):
+            return self._epoch
+        return plan.membership_epoch
+
+    def read_votes(self, votes: Sequence[int]) -> None:
+        """All columns of the gather, the same on every member."""
+        plan = self._plan
+        if plan is not None and all(vote == plan.membership_epoch for vote in votes):
+            plan.agreed = True
+
+    def _take(self, order: object) -> None:
+        match order:
+            case StartDrainMsg():
+                self._is_draining, self._has_reported_drained = True, False
+            case StopDrainMsg():
+                self._is_draining = False
+            case PrepareMsg():
+                self._plan = plan_of(order)
+                self._preparer.submit(self._plan)
+            case CancelMsg():
+                self._cancel(order.membership_epoch)
+            case ManagerLostMsg():
+                raise RuntimeError(f"ep_rank={self.ep_rank}: the membership manager is gone")
+
+    def _report_drained(self) -> None:
+        drained = is_drained(self._scheduler)
+        if drained and not self._has_reported_drained:
+            self._link.send(DrainFinishedMsg())
+        # Late work makes a rank busy again; it then reports anew.
+        self._has_reported_drained = drained
+
+    def _cancel_when_busy(self) -> None:
+        plan = self._plan
+        if plan is None or self.ep_rank in plan.members or plan.cancel_asked or is_drained(self._scheduler):
+            return
+        plan.cancel_asked = True
+        self._has_reported_drained = False
+        self._link.send(CancelAskedMsg(membership_epoch=plan.membership_epoch))
+
+    def _cancel(self, epoch: int) -> None:
+        plan = self._plan
+        is_settled = epoch <= self._epoch
+        if plan is not None and plan.membership_epoch == epoch:
+            is_committed = bool(plan.joiners) and plan.ready.is_set()
+            is_settled = plan.agreed or is_committed
+            if not is_settled:
+                self._plan = None
+        self._link.send(CancelAnsweredMsg(membership_epoch=epoch, dropped=not is_settled))
+
+    def _switch(self, plan: Plan) -> None:
+        started_s = time.perf_counter()
+        self._delays.at("switch")
+        self._plan = None
+        self._epoch = plan.membership_epoch
+        self._placement = plan.new_placement
+        stays = self.ep_rank in plan.members
+        if stays:
+            assert plan.staged is not None
+            restamp(self._scheduler, plan.coordinator)
+            self._experts.install(plan.staged)
+        else:
+            self._is_draining = False
+            finish_idle_passes(self._scheduler)
+        stall_s = time.perf_counter() - started_s
+        if not stays:
+            self._memory.release()
+        num_bytes = plan.num_bytes
+        self._link.send(
+            SwitchedMsg(membership_epoch=plan.membership_epoch, stall_s=stall_s, num_bytes=num_bytes)
+        )
+        logger.info("flexfloor %s stall_ms=%.2f num_bytes=%d", plan.describe(), 1e3 * stall_s, num_bytes)
+        if not stays:
+            if self.ep_rank in plan.leavers_exit:
+                self._link.close()
+                # Code 0: SGLang's watchers take it for a normal end and go on serving.
+                raise SystemExit(0)
+            self._park()
+
+    def _park(self) -> None:
+        """Wait outside the group, without the CPU, until a change brings this rank back in."""
+        receiver = self._scheduler.request_receiver
+        inboxes = [socket for socket in (receiver.recv_from_tokenizer, receiver.recv_from_rpc) if socket]
+        poller = zmq.Poller()
+        for inbox in inboxes:
+            poller.register(inbox, zmq.POLLIN)
+        poller.register(self._link.wake_fd, zmq.POLLIN)
+        poller.register(self._preparer.done_fd, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            self._link.beat()
+            arrived = [inbox for inbox in inboxes if inbox in ready]
+            if arrived:
+                self._link.send(WorkArrivedMsg())
+                for inbox in inboxes:
+                    poller.unregister(inbox)
+                inboxes = []
+            for order in self._link.orders():
+                self._take(order)
+            if self._preparer.done_fd in ready:
+                os.eventfd_read(self._preparer.done_fd)
+            plan = self._plan
+            if plan is not None and self.ep_rank in plan.members and plan.ready.is_set():
+                self._switch(plan)
+                return
+
+
+def plan_of(order: PrepareMsg) -> Plan:
+    """The order as this rank works on it."""
+    return Plan(
+        membership_epoch=order.membership_epoch,
+        old_members=tuple(order.old_members),
+        members=tuple(order.members),
+        leavers_exit=tuple(order.leavers_exit),
+        old_placement=order.old_placement,
+        new_placement=order.new_placement,
+    )

@@ -1,0 +1,149 @@
+"""The membership manager inside the server's main process, and what it keeps in step there.
+
+    manager thread --routing--> event loop --(tokenizer manager's own socket)--> data-parallel controller
+    control calls  --fence----> manager: no change while one is pending, full membership where it is needed
+
+Routing goes over the socket that requests and control calls use, so the controller sees all three in order.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from flexfloor.membership.endpoint import Endpoint
+from flexfloor.membership.manager import Manager
+
+from flexfloor.membership.state import Membership
+from sglang_patches import CONFIG_ENV, plugin_config
+from sglang_patches.elastic.topology import num_experts_of
+
+logger = logging.getLogger(__name__)
+
+_FULL = frozenset(
+    {
+        "InitWeightsUpdateGroupReqInput",
+        "DestroyWeightsUpdateGroupReqInput",
+        "InitWeightsSendGroupForRemoteInstanceReqInput",
+        "SendWeightsToRemoteInstanceReqInput",
+        "UpdateWeightFromDiskReqInput",
+        "UpdateWeightsFromDistributedReqInput",
+        "UpdateWeightsFromTensorReqInput",
+        "UpdateWeightsFromIPCReqInput",
+        "UpdateWeightVersionReqInput",
+        "BeginWeightUpdateReqInput",
+        "EndWeightUpdateReqInput",
+        "ReleaseMemoryOccupationReqInput",
+        "ResumeMemoryOccupationReqInput",
+    }
+)
+"""Calls that every rank must see: a rank that missed one would serve other weights than the rest."""
+_HELD_UNTIL = {
+    "BeginWeightUpdateReqInput": "EndWeightUpdateReqInput",
+    "ReleaseMemoryOccupationReqInput": "ResumeMemoryOccupationReqInput",
+    "PauseGenerationReqInput": "ContinueGenerationReqInput",
+}
+"""Calls after which nothing may change until their counterpart: ranks in between cannot vote or copy."""
+
+_current: "ServerMembership | None" = None
+
+
+def current() -> "ServerMembership | None":
+    """The server's membership; None outside the main process."""
+    return _current
+
+
+def start(tokenizer_manager: Any) -> None:
+    """Start the manager. The ranks say hello to it as they become ready."""
+    global _current
+    _current = ServerMembership(tokenizer_manager)
+
+
+class ServerMembership:
+    """Manager, routing and fences of one server."""
+
+    def __init__(self, tokenizer_manager: Any) -> None:
+        from sglang.srt.runtime_context import get_parallel
+
+        config = plugin_config.read(os.environ[CONFIG_ENV])
+        self._tokenizer_manager = tokenizer_manager
+        self._num_ranks = get_parallel().tp_size
+        self._unsent: tuple[int, ...] | None = None
+        self._held: dict[str, str] = {}
+        membership = Membership(
+            ep_size=self._num_ranks,
+            floor=config.floor,
+            num_experts=num_experts_of(tokenizer_manager.model_config.hf_text_config),
+            prepare_timeout_s=config.prepare_timeout_s,
+        )
+        self.manager = Manager(
+            Endpoint.read(Path(config.folder)),
+            membership,
+            on_routing=self._on_routing,
+            on_fail=_end_server,
+        )
+        self.manager.start()
+
+    def loop_started(self) -> None:
+        """The event loop runs: send the routing that had to wait for it."""
+        if self._unsent is not None:
+            self._send_routing(self._unsent)
+
+    @asynccontextmanager
+    async def fence(self, request_name: str) -> AsyncIterator[int]:
+        """No membership change inside; yields the number of ranks that will answer."""
+        fence_id = await asyncio.wrap_future(self.manager.fence(full=self._needs_full(request_name)))
+        try:
+            status = self.manager.status()
+            self._check_all_alive(request_name, status.states)
+            yield len(status.members)
+        finally:
+            self._let_go(request_name, fence_id)
+
+    def record_weights(self, weight_version: object) -> None:
+        """An update has reached every rank."""
+        if weight_version is not None:
+            self.manager.weights_updated(str(weight_version))
+
+    def _needs_full(self, request_name: str) -> bool:
+        return request_name in _FULL or request_name == "PauseGenerationReqInput"
+
+    def _check_all_alive(self, request_name: str, states: Any) -> None:
+        gone = [str(rank) for rank, state in sorted(states.items()) if str(state) in ("exited", "lost")]
+        if gone and request_name in _FULL:
+            raise RuntimeError(
+                f"{request_name}: ep_rank {', '.join(gone)} has left for good, so its experts could not be "
+                "updated. Fix: restart the server, or park ranks instead of letting them exit."
+            )
+
+    def _let_go(self, request_name: str, fence_id: str) -> None:
+        for first, last in _HELD_UNTIL.items():
+            if request_name == last and first in self._held:
+                self.manager.unfence(self._held.pop(first))
+        if request_name in _HELD_UNTIL and request_name not in self._held:
+            self._held[request_name] = fence_id
+        else:
+            self.manager.unfence(fence_id)
+
+    def _on_routing(self, ep_ranks: tuple[int, ...]) -> None:
+        self._unsent = ep_ranks
+        loop = self._tokenizer_manager.event_loop
+        if loop is not None:
+            loop.call_soon_threadsafe(self._send_routing, ep_ranks)
+
+    def _send_routing(self, ep_ranks: tuple[int, ...]) -> None:
+        from sglang.srt.managers.io_struct import ActiveRanksOutput
+
+        self._unsent = None
+        routed = [rank in ep_ranks for rank in range(self._num_ranks)]
+        self._tokenizer_manager.update_active_ranks(ActiveRanksOutput(status=routed))
+
+
+def _end_server(reason: str) -> None:
+    logger.critical("flexfloor: %s", reason)
+    # SGLang's own way to end: its handler kills the whole process tree.
+    os.kill(os.getpid(), signal.SIGQUIT)

@@ -1,0 +1,101 @@
+"""Puts the elastic runtime into a scheduler process, once SGLang's scheduler is complete."""
+
+import os
+import secrets
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d
+
+from flexfloor.experts.placement import ExpertPlacement, canonical
+from flexfloor.membership.agent import AgentLink
+from flexfloor.membership.endpoint import Endpoint
+from flexfloor.membership.messages import HelloMsg
+from sglang_patches import CONFIG_ENV, plugin_config
+from sglang_patches.elastic.delays import Delays
+from sglang_patches.elastic.expert_slots import ExpertLayers, reserve
+from sglang_patches.elastic.groups import GroupFactory
+from sglang_patches.elastic.parking import ParkedMemory
+from sglang_patches.elastic.prepare import Preparer
+from sglang_patches.elastic.runtime import ElasticRuntime
+from sglang_patches.elastic.topology import check_topology, num_experts_of
+from sglang_patches.elastic.transfer import TransferGroup
+from sglang_patches.plugin_config import PluginConfig
+
+_current: ElasticRuntime | None = None
+
+
+def current() -> ElasticRuntime | None:
+    """The runtime of this process; None before the scheduler is complete, and in every other process."""
+    return _current
+
+
+def start(scheduler: Any) -> None:
+    """Make the runtime. Collective: every rank does it at the end of its scheduler's constructor."""
+    global _current
+    config = plugin_config.read(os.environ[CONFIG_ENV])
+    num_experts = num_experts_of(scheduler.model_config.hf_text_config)
+    check_topology(scheduler, num_experts, config.floor)
+    placement = canonical(num_experts, scheduler.tp_group.world_size)
+    _current = _build(scheduler, config, placement)
+
+
+def reserve_slots(runner: Any) -> None:
+    """Give the loaded model its reserved expert slots, where the configuration asks for them."""
+    config = plugin_config.read(os.environ[CONFIG_ENV])
+    num_slots = config.num_reserved_slots(num_experts_of(runner.model_config.hf_text_config))
+    if num_slots:
+        reserve(runner.model, num_slots)
+
+
+def _build(scheduler: Any, config: PluginConfig, placement: ExpertPlacement) -> ElasticRuntime:
+    ep_rank, num_ranks = scheduler.tp_group.rank_in_group, scheduler.tp_group.world_size
+    model = scheduler.tp_worker.model_runner.model
+    store = _store(config)
+    groups = GroupFactory(store, timeout_s=config.prepare_timeout_s)
+    groups.keep(tuple(range(num_ranks)), scheduler.tp_group)
+    experts = ExpertLayers(
+        model,
+        placement.experts_on(ep_rank),
+        placement.num_experts,
+        num_reserved_slots=config.num_reserved_slots(placement.num_experts),
+    )
+    memory = ParkedMemory(scheduler, experts, config.park_frees)
+    preparer = Preparer(
+        ep_rank,
+        model,
+        groups,
+        TransferGroup(groups, num_ranks, torch.device(scheduler.tp_group.device)),
+        experts,
+        resume_memory=memory.resume,
+        moves_dense="dense" in config.park_frees,
+        delay=Delays(config.delays, ep_rank, "prepare").at,
+    )
+    link = AgentLink(Endpoint.read(Path(config.folder)), _hello(ep_rank, config))
+    link.start()
+    return ElasticRuntime(
+        scheduler, ep_rank, link, preparer, experts, memory, placement, Delays(config.delays, ep_rank, "loop")
+    )
+
+
+def _store(config: PluginConfig) -> distributed_c10d.Store:
+    # A file of the server's own folder: a store inside a rank would end with that rank.
+    return torch._C._distributed_c10d.FileStore(str(Path(config.folder) / "groups"))
+
+
+def _hello(ep_rank: int, config: PluginConfig) -> HelloMsg:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+    from sglang.srt.runtime_context import get_serving
+
+    return HelloMsg(
+        ep_rank=ep_rank,
+        incarnation=secrets.randbits(62),
+        pid=os.getpid(),
+        weight_version=str(get_serving().weight_version),
+        flexfloor_version=version("flexfloor"),
+        sglang_version=version("sglang"),
+        patches=sorted(HookRegistry._patched),
+        token=Endpoint.read(Path(config.folder)).token,
+    )

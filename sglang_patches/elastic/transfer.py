@@ -1,0 +1,65 @@
+"""Moves tensors between ranks while the model decodes, over a group that the model never uses.
+
+Every rank runs the same list of exchanges in the same order in its background thread, so sends and receives
+always find each other, also those of a change that is cancelled meanwhile.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sglang_patches.elastic.groups import GroupFactory
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One tensor to send to a rank, or to receive from it in place."""
+
+    tensor: torch.Tensor
+    peer: int
+    tag: int
+    """The same on both sides, and unique among the moves in flight between the two."""
+
+
+class TransferGroup:
+    """All launched ranks, for point-to-point copies. Making it is collective over all of them."""
+
+    def __init__(self, groups: GroupFactory, num_ranks: int, device: torch.device) -> None:
+        backend = "gloo" if device.type == "cpu" else "nccl"
+        self._group = groups.process_group(range(num_ranks), "flexfloor:transfer", backend)
+        self._device = device
+        # A stream of its own: a copy must neither wait for the model's kernels nor hold them up.
+        self._stream: Any = (
+            None if device.type == "cpu" else torch.get_device_module(device).Stream(device=device)
+        )
+
+    def exchange(self, sends: Sequence[Move], receives: Sequence[Move]) -> int:
+        """Do all moves and wait for them; returns the bytes received."""
+        if self._stream is None:
+            self._exchange_on_cpu(sends, receives)
+        else:
+            self._exchange_on_device(sends, receives)
+        return sum(move.tensor.nbytes for move in receives)
+
+    def _exchange_on_cpu(self, sends: Sequence[Move], receives: Sequence[Move]) -> None:
+        works = [self._group.recv([move.tensor], move.peer, move.tag) for move in receives]
+        works += [self._group.send([move.tensor], move.peer, move.tag) for move in sends]
+        for work in works:
+            work.wait()
+
+    def _exchange_on_device(self, sends: Sequence[Move], receives: Sequence[Move]) -> None:
+        # NCCL has no tags: both sides list the moves of a pair in the same order.
+        moves = [(move, dist.isend) for move in sends] + [(move, dist.irecv) for move in receives]
+        moves.sort(key=lambda row: (row[0].tag, row[0].peer))
+        operations = [
+            dist.P2POp(call, move.tensor, group=self._group, group_peer=move.peer) for move, call in moves
+        ]
+        if not operations:
+            return
+        with torch.get_device_module(self._device).stream(self._stream):
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+        self._stream.synchronize()

@@ -1,0 +1,47 @@
+"""Hooks on sglang.srt.managers.tokenizer_manager."""
+
+from collections.abc import Callable
+from typing import Any
+
+
+def start_membership_manager(_result: Any, tokenizer_manager: Any, *_args: Any, **_kwargs: Any) -> None:
+    """After `TokenizerManager.__init__`."""
+    from sglang_patches.elastic import serving
+
+    serving.start(tokenizer_manager)
+
+
+def send_waiting_routing(original: Callable[..., Any], tokenizer_manager: Any) -> None:
+    """Around `TokenizerManager.auto_create_handle_loop`, which every request calls."""
+    from sglang_patches.elastic import serving
+
+    is_first = tokenizer_manager.event_loop is None
+    original(tokenizer_manager)
+    membership = serving.current()
+    if is_first and membership is not None:
+        membership.loop_started()
+
+
+async def fence_pause(original: Callable[..., Any], tokenizer_manager: Any, request: Any) -> Any:
+    """Around `TokenizerManager.pause_generation` and `continue_generation`."""
+    from sglang_patches.elastic import serving
+
+    membership = serving.current()
+    if membership is None:
+        return await original(tokenizer_manager, request)
+    async with membership.fence(type(request).__name__):
+        return await original(tokenizer_manager, request)
+
+
+async def fence_disk_update(original: Callable[..., Any], tokenizer_manager: Any, request: Any) -> Any:
+    """Around `TokenizerManager._wait_for_model_update_from_disk`."""
+    from sglang_patches.elastic import serving
+
+    membership = serving.current()
+    if membership is None:
+        return await original(tokenizer_manager, request)
+    async with membership.fence(type(request).__name__):
+        reply = await original(tokenizer_manager, request)
+    if reply[0]:
+        membership.record_weights(request.weight_version)
+    return reply

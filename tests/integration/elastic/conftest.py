@@ -1,0 +1,32 @@
+"""A client of the shared server's membership manager, and the group whole again after every test."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "sglang"))
+
+from flexfloor.membership.client import DriverClient
+from server import Server
+from shared_server import SharedServer
+
+from flexfloor.membership.endpoint import Endpoint
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def server(shared_server_url: str) -> Server:
+    return Server(url=shared_server_url, num_ranks=4)
+
+
+@pytest.fixture
+def client(shared_server: SharedServer, shared_server_url: str) -> Iterator[DriverClient]:
+    with DriverClient(Endpoint.read(shared_server.membership_folder), timeout_s=DEADLINE_S) as client:
+        yield client
+        assert client.rejoin().ok
+        status = client.status()
+        assert status.members == status.routed == (0, 1, 2, 3)
+        assert status.failed is None

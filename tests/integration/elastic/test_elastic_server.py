@@ -1,0 +1,181 @@
+"""Ranks of a real server leave and return; what it answers does not change by it."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import psutil
+import pytest
+from flexfloor.membership.client import DriverClient
+from rollouts import Answer, Request, assert_same, generate, make_requests, run_elastic, run_static
+from server import Server
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+SHORT, LONG = 12, 60
+
+
+def lengths(order: tuple[int, ...]) -> list[list[int]]:
+    """Four responses a rank, so that the ranks run out of work in this order."""
+    rows: list[list[int]] = [[] for _ in order]
+    for place, rank in enumerate(order):
+        longest = SHORT + 24 * place
+        rows[rank] = [longest, longest // 2, longest // 3, 5]
+    return rows
+
+
+def num_iterations(server: Server) -> list[int]:
+    return [row["num_iterations"] for row in server.counters()]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1), (1, 3, 0, 2)])
+def test_ranks_leave_in_any_order_and_the_tokens_stay(
+    server: Server, client: DriverClient, order: tuple[int, ...]
+) -> None:
+    for seed in (1, 2):
+        requests = make_requests(lengths(order), seed=seed)
+        oracle = run_static(server, requests)
+        before = num_iterations(server)
+        answers, results = run_elastic(server, client, requests)
+        assert_same(oracle, answers)
+        assert all(result.ok for result in results), results
+        assert client.status().members == (order[-1],)
+        assert client.rejoin().ok
+        taken = [after - b for after, b in zip(num_iterations(server), before, strict=True)]
+        # Who leaves earlier takes part in fewer iterations.
+        assert [taken[rank] for rank in order] == sorted(taken)
+        assert taken[order[0]] < taken[order[-1]]
+
+
+def test_one_rank_answers_the_same(server: Server, client: DriverClient) -> None:
+    requests = [replace(request, dp_rank=2) for request in make_requests(lengths((0, 1, 2, 3)), seed=3)]
+    oracle = run_static(server, requests)
+    assert client.release([0, 1, 3]).ok
+    assert client.status().members == (2,)
+    assert_same(oracle, run_static(server, requests))
+
+
+def test_seeded_samples_stay(server: Server, client: DriverClient) -> None:
+    requests = [
+        replace(request, seed=100 + index)
+        for index, request in enumerate(make_requests(lengths((1, 0, 3, 2)), seed=4))
+    ]
+    oracle = run_static(server, requests)
+    assert_same(oracle, run_elastic(server, client, requests)[0])
+
+
+@pytest.mark.parametrize("away", [(2, 3), (0, 1), (1, 3), (0, 1, 2)])
+def test_requests_without_a_rank_go_to_those_who_serve(
+    server: Server, client: DriverClient, away: tuple[int, ...]
+) -> None:
+    requests = [replace(request, dp_rank=None) for request in make_requests(lengths((0, 1, 2, 3)), seed=5)]
+    oracle = run_static(server, requests)
+    assert client.release(away).ok
+    assert_same(oracle, run_static(server, requests))
+    assert client.status().members == tuple(rank for rank in range(4) if rank not in away)
+
+
+def test_a_request_for_a_parked_rank_waits_and_wakes_it(server: Server, client: DriverClient) -> None:
+    requests = make_requests([[20], [20], [20], [20]], seed=6)
+    oracle = run_static(server, requests)
+    assert client.release([0, 3]).ok
+    assert_same(oracle, run_static(server, requests))
+    assert {0, 3} <= set(client.status().members)
+
+
+def test_late_work_during_a_release_is_not_lost(server: Server, client: DriverClient) -> None:
+    requests = make_requests([[30, 10], [30, 10], [30, 10], [30, 10]], seed=7)
+    oracle = run_static(server, requests)
+    for _ in range(5):
+        with ThreadPoolExecutor(len(requests)) as pool:
+            asked = [client.submit_release([rank]) for rank in (1, 2)]
+            futures = [pool.submit(generate, server, request) for request in requests]
+            answers: list[Answer] = [future.result() for future in futures]
+        assert_same(oracle, answers)
+        assert client.rejoin().ok
+        assert len(asked) == 2
+
+
+def test_the_floor_refuses_with_the_numbers(server: Server, client: DriverClient) -> None:
+    result = client.release([0, 1, 2, 3])
+    assert not result.ok
+    assert "floor" in result.reason
+    assert client.status().members == (0, 1, 2, 3)
+
+
+def test_control_calls_work_at_every_size(server: Server, client: DriverClient) -> None:
+    requests = [replace(request, dp_rank=None) for request in make_requests(lengths((0, 1, 2, 3)), seed=8)]
+    oracle = run_static(server, requests)
+    for away in ([0], [1, 2], [0, 1, 3]):
+        assert client.release(away).ok
+        assert server.flush_cache()
+        assert len(server.counters()) == 4 - len(away)
+        assert_same(oracle, run_static(server, requests))
+        assert client.rejoin().ok
+
+
+def test_pausing_brings_everybody_back_first(server: Server, client: DriverClient) -> None:
+    requests = [replace(request, dp_rank=None) for request in make_requests(lengths((0, 1, 2, 3)), seed=9)]
+    oracle = run_static(server, requests)
+    assert client.release([0, 1]).ok
+    server.post("pause_generation", mode="retract")
+    assert client.status().members == (0, 1, 2, 3)
+    server.post("continue_generation")
+    assert_same(oracle, run_static(server, requests))
+    assert client.release([2]).ok
+
+
+def test_a_weight_update_by_a_stranger_reaches_ranks_that_were_away(
+    server: Server, client: DriverClient, shared_checkpoint
+) -> None:
+    requests = make_requests(lengths((0, 1, 2, 3)), seed=10)
+    oracle = run_static(server, requests)
+    assert client.release([0, 2]).ok
+    server.post("update_weights_from_disk", model_path=str(shared_checkpoint), weight_version="disk-1")
+    status = client.status()
+    assert status.members == (0, 1, 2, 3)
+    assert set(status.weight_versions.values()) == {"disk-1"}
+    assert_same(oracle, run_static(server, requests))
+
+
+def test_a_parked_rank_costs_no_cpu_and_gives_its_memory_back(server: Server, client: DriverClient) -> None:
+    ranks = {
+        int(process.name().rpartition("_EP")[2]): process
+        for process in psutil.process_iter()
+        if process.name().startswith("sglang::scheduler_DP")
+        and f"--port {server.url.rpartition(':')[2]}" in " ".join(_serve_command(process))
+    }
+    assert sorted(ranks) == [0, 1, 2, 3]
+    assert client.release([1, 2]).ok
+    stop = threading.Event()
+    decoding = threading.Thread(target=_keep_decoding, args=(server, stop))
+    decoding.start()
+    try:
+        before = {rank: _cpu_s(ranks[rank]) for rank in range(4)}
+        threading.Event().wait(5.0)
+        used = {rank: (_cpu_s(ranks[rank]) - before[rank]) / 5.0 for rank in range(4)}
+    finally:
+        stop.set()
+        decoding.join()
+    assert used[1] <= 0.02, used
+    assert used[2] <= 0.02, used
+    assert used[0] > 0.05, used
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def _keep_decoding(server: Server, stop: threading.Event) -> None:
+    while not stop.is_set():
+        generate(server, Request(prompt=(5, 6, 7), num_tokens=50, dp_rank=0))
+
+
+def _serve_command(process: psutil.Process) -> list[str]:
+    """Command line of the server that a rank belongs to."""
+    for ancestor in process.parents():
+        command = ancestor.cmdline()
+        if "sglang.launch_server" in command:
+            return command
+    return []

@@ -1,0 +1,21 @@
+"""A tiny random model that is sure of something, so that rounding cannot choose its tokens."""
+
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from flexfloor.data.arithmetic import build_tokenizer
+from flexfloor.data.tiny_moe import create_tiny_moe
+
+
+def sharp_tiny_moe(folder: Path, **shape: Any) -> Path:
+    """Random weights scaled up; routing differs between tokens. Returns the folder."""
+    sizes = {"num_layers": 2, "hidden_size": 64, "head_dim": 16, "moe_intermediate_size": 64, **shape}
+    create_tiny_moe(folder, tokenizer=build_tokenizer(), seed=0, **sizes)
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in weights.items():
+        if tensor.dim() > 1:
+            tensor *= 16.0 if name == "lm_head.weight" else 4.0
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
