@@ -94,6 +94,17 @@ PATCHES: tuple[Patch, ...] = (
         collectives="gloo",
     ),
     Patch(
+        target="sglang.srt.distributed.parallel_state.init_distributed_environment",
+        hook="parallel_state:share_gloo_device",
+        hook_type="before",
+        process="scheduler",
+        why="Each of a rank's twenty gloo groups brings a thread that wakes up 100 times a second.",
+        upstream="none: torch makes a device per group",
+        remove_when="torch shares a gloo device between groups, or SGLang makes no groups of one rank.",
+        checked={"0.5.23": "4805eea04525"},
+        device="cpu",
+    ),
+    Patch(
         target="sglang.srt.distributed.device_communicators.pynccl_wrapper.NCCLLibrary.__init__",
         hook="pynccl_wrapper:find_no_library",
         hook_type="before",

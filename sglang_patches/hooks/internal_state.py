@@ -1,5 +1,6 @@
 """Hooks on sglang.srt.managers.scheduler_components.internal_state."""
 
+import os
 from typing import Any
 
 from sglang_patches.counters import IterationCounters
@@ -14,4 +15,8 @@ def report_iterations(reply: Any, controller: Any, *_args: Any, **_kwargs: Any) 
     # Launch ranks: a rank's place in a group that has shrunk would name another rank after the next change.
     dp_rank = torch.distributed.get_rank() if parallel.attn_dp_enabled else parallel.dp_rank or 0
     counters = IterationCounters.of(controller.scheduler)
-    reply.internal_state["flexfloor"] = {"dp_rank": dp_rank, **counters.as_dict()}
+    reply.internal_state["flexfloor"] = {
+        "dp_rank": dp_rank,
+        "pid": os.getpid(),
+        **counters.as_dict(),
+    }

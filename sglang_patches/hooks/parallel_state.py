@@ -36,3 +36,10 @@ def all_gather_over_shm(original: Callable[..., Any], group: Any, output: Any, i
         original(group, output, input)
     else:
         memory.all_gather(output, input)
+
+
+def share_gloo_device(*_args: Any, **_kwargs: Any) -> None:
+    """Before `init_distributed_environment`."""
+    from sglang_patches.cpu.gloo import share_device
+
+    share_device()
