@@ -19,8 +19,10 @@ class Request:
     prompt: tuple[int, ...]
     num_tokens: int
     dp_rank: int | None
-    seed: int | None = None
-    """None: greedy. A number: temperature 1 with this sampling seed."""
+    seed: int = 0
+    is_sampled: bool = False
+    """At temperature 1; otherwise greedy. The same for all requests of a rollout: SGLang draws another way
+    where a batch holds a greedy request, so that a seed alone does not fix the token then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +55,12 @@ def make_requests(lengths_by_rank: Sequence[Sequence[int]], *, seed: int = 0) ->
 
 
 def generate(server: Server, request: Request) -> Answer:
-    params: dict[str, object] = {"max_new_tokens": request.num_tokens, "ignore_eos": True, "temperature": 0.0}
-    if request.seed is not None:
-        params |= {"temperature": 1.0, "sampling_seed": request.seed}
+    params = {
+        "max_new_tokens": request.num_tokens,
+        "ignore_eos": True,
+        "temperature": 1.0 if request.is_sampled else 0.0,
+        "sampling_seed": request.seed,
+    }
     reply = server.generate(
         input_ids=list(request.prompt),
         sampling_params=params,

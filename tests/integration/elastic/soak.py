@@ -58,19 +58,22 @@ def soak(
 
 
 def random_requests(generator: random.Random, rollout: int, max_tokens: int) -> list[Request]:
-    """A long tail of lengths; some requests name their rank, some are seeded samples."""
+    """A long tail of lengths; most requests name their rank; greedy, or seeded samples."""
     rows = [
         [max(1, int(max_tokens * generator.random() ** 3)) for _ in range(generator.randint(0, 4))]
         for _ in range(NUM_RANKS)
     ]
     requests = make_requests(rows, seed=rollout) or make_requests([[max_tokens], [], [], []], seed=rollout)
-    return [_varied(generator, request, index) for index, request in enumerate(requests)]
-
-
-def _varied(generator: random.Random, request: Request, index: int) -> Request:
-    if generator.random() < 0.3:
-        request = replace(request, seed=index)
-    return replace(request, dp_rank=None) if generator.random() < 0.25 else request
+    is_sampled = generator.random() < 0.3
+    return [
+        replace(
+            request,
+            seed=index,
+            is_sampled=is_sampled,
+            dp_rank=None if generator.random() < 0.25 else request.dp_rank,
+        )
+        for index, request in enumerate(requests)
+    ]
 
 
 def _under_fire(

@@ -57,7 +57,7 @@ def test_one_rank_answers_the_same(server: Server, client: DriverClient) -> None
 
 def test_seeded_samples_stay(server: Server, client: DriverClient) -> None:
     requests = [
-        replace(request, seed=100 + index)
+        replace(request, seed=100 + index, is_sampled=True)
         for index, request in enumerate(make_requests(lengths((1, 0, 3, 2)), seed=4))
     ]
     oracle = run_static(server, requests)

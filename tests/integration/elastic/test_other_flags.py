@@ -1,0 +1,80 @@
+"""The same on a server with everything else set: gloo, no overlap, chunked prefill, a KV pool that is too small,
+reserved expert slots, and ranks that give back all of their memory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from rollouts import assert_same, make_requests, run_elastic, run_static
+from server import Server, start_server
+
+from flexfloor.membership.client import DriverClient
+from flexfloor.membership.endpoint import Endpoint
+from flexfloor.processes import ChildProcesses
+
+pytestmark = [pytest.mark.integration, pytest.mark.late, pytest.mark.timeout(900)]
+
+START_DEADLINE_S = 600.0
+FLAGS = ["--flexfloor-membership", "elastic", "--flexfloor-floor", "2"]
+FLAGS += ["--flexfloor-expert-slots", "reserved", "--flexfloor-park-frees", "experts,kv,dense"]
+FLAGS += ["--disable-overlap-schedule", "--chunked-prefill-size", "8", "--max-total-tokens", "96"]
+
+
+@pytest.fixture(scope="module")
+def small(shared_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    folder = tmp_path_factory.mktemp("small")
+    with ChildProcesses() as children:
+        flags = [*FLAGS, "--flexfloor-folder", str(folder / "membership")]
+        server = start_server(children, shared_checkpoint, 4, folder / "server.log", flags)
+        yield server.wait_ready(START_DEADLINE_S), folder / "membership"
+
+
+@pytest.fixture
+def client(small: tuple[Server, Path]) -> Iterator[DriverClient]:
+    with DriverClient(Endpoint.read(small[1]), timeout_s=60.0) as client:
+        yield client
+        assert client.rejoin().ok
+        assert client.status().failed is None
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
+def test_tokens_stay_with_retractions_and_chunks(
+    small: tuple[Server, Path], client: DriverClient, order: tuple[int, ...]
+) -> None:
+    server = small[0]
+    rows: list[list[int]] = [[] for _ in order]
+    for place, rank in enumerate(order):
+        # Four of these do not fit into 96 tokens of KV together, so some are retracted and prefilled again.
+        rows[rank] = [20 + 14 * place] * 4
+    for seed in (11, 12):
+        requests = make_requests(rows, seed=seed)
+        oracle = run_static(server, requests)
+        answers, results = run_elastic(server, client, requests, floor=2)
+        assert_same(oracle, answers)
+        assert all(result.ok for result in results), results
+        assert client.status().members == tuple(sorted(order[2:]))
+        assert client.rejoin().ok
+        # A pool that was big enough would have proved nothing.
+        assert sum(answer.num_retractions for answer in answers) > 0
+
+
+def test_a_rank_that_gave_back_everything_serves_again(
+    small: tuple[Server, Path], client: DriverClient
+) -> None:
+    server = small[0]
+    requests = make_requests([[12, 9], [12, 9], [12, 9], [12, 9]], seed=13)
+    oracle = run_static(server, requests)
+    rank = psutil.Process(server.counters()[3]["pid"])
+    for _ in range(10):
+        assert client.release([2, 3]).ok
+        assert rank.is_running()
+        assert client.rejoin().ok
+        assert_same(oracle, run_static(server, requests))
+
+
+def test_the_floor_of_the_reserved_slots_holds(small: tuple[Server, Path], client: DriverClient) -> None:
+    assert client.release([0, 1]).ok
+    refused = client.release([2])
+    assert not refused.ok
+    assert "floor" in refused.reason
