@@ -32,13 +32,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration" / "el
 import requests as http
 from rollouts import Request, compare, make_requests, run_elastic, run_static
 from server import Server, start_server
-from sharp_model import sharp_tiny_moe
+from sharp_model import BIG, sharp_tiny_moe
 
 from flexfloor.membership.client import DriverClient
 from flexfloor.membership.endpoint import Endpoint
 from flexfloor.processes import ChildProcesses
 
-BIG = {"num_layers": 4, "hidden_size": 256, "moe_intermediate_size": 1024, "num_experts": 32, "top_k": 4}
 NUM_RANKS = 4
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sglang_patches.elastic.delays import DelayConfig
+from sglang_patches.member_sets import MemberSets
 
 COLLECTIVES = ("gloo", "shm")
 MEMBERSHIPS = ("static", "elastic")
@@ -34,6 +35,8 @@ class PluginConfig:
     """`reserved`: every rank keeps ceil(experts / floor) slots per layer from the start."""
     park_frees: tuple[str, ...] = ("experts", "kv")
     """What a parked rank gives back: of `experts`, `kv`, `dense`."""
+    member_sets: MemberSets = ()
+    """Sets besides the full one whose communicators and CUDA graphs are made at the start."""
     prepare_timeout_s: float = 120.0
     """A change that is not prepared by then is cancelled."""
     delays: DelayConfig = field(default_factory=DelayConfig)
@@ -51,6 +54,8 @@ class PluginConfig:
         unknown = set(self.park_frees) - set(PARK_FREES)
         if unknown:
             raise ValueError(f"park_frees={','.join(self.park_frees)}, may hold {', '.join(PARK_FREES)}")
+        if self.floor < 1:
+            raise ValueError(f"floor={self.floor}, must be 1 or more")
 
     def num_reserved_slots(self, num_experts: int) -> int:
         """Slots per layer that a rank keeps from the start; 0 with exact slots."""
@@ -61,9 +66,13 @@ def read(path: str) -> PluginConfig:
     """Read and check the file. Raises ValueError naming the file and what is wrong with it."""
     try:
         raw = json.loads(Path(path).read_text(encoding="ascii"))
+        if not isinstance(raw, dict):
+            raise ValueError("it is not a mapping")
         for name in ("left_out", "park_frees"):
             if name in raw:
                 raw[name] = tuple(raw[name])
+        if "member_sets" in raw:
+            raw["member_sets"] = tuple(tuple(members) for members in raw["member_sets"])
         if "delays" in raw:
             raw["delays"] = DelayConfig(**raw["delays"])
         return PluginConfig(**raw)

@@ -15,6 +15,10 @@ Own flags:
                                      exact: room for experts taken over is made at the switch (CPU default).
                                      reserved: ceil(experts / floor) slots from the start (GPU default).
   --flexfloor-park-frees WHAT,...    what a parked rank gives back: experts, kv, dense (default experts,kv).
+  --flexfloor-member-sets A,B;A,...  sets of ranks, besides the full one, whose communicators are made at the
+                                     start and, on a GPU, whose CUDA graphs are captured. Any other set
+                                     works too: its communicator is made at the change, and it decodes
+                                     without graphs.
   --flexfloor-prepare-timeout S      a change that is not prepared by then is cancelled (default 120).
   --flexfloor-delays P,MIN,MAX,SEED  random delays in the ranks, for tests.
 

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
+from sglang_patches import member_sets
 from sglang_patches.elastic.delays import DelayConfig
 from sglang_patches.elastic_flags import unsupported
+from sglang_patches.member_sets import MemberSets
 from sglang_patches.plugin_config import COLLECTIVES, EXPERT_SLOTS, MEMBERSHIPS, PARK_FREES, PluginConfig
 
 _OWN_PREFIX = "--flexfloor-"
@@ -30,6 +32,7 @@ class ServeArgs:
     folder: str = ""
     expert_slots: str = "exact"
     park_frees: tuple[str, ...] = ("experts", "kv")
+    member_sets: MemberSets = ()
     prepare_timeout_s: float = 120.0
     delays: DelayConfig = field(default_factory=DelayConfig)
 
@@ -70,9 +73,17 @@ def _membership_args(own: dict[str, str], device: str) -> dict[str, Any]:
         "folder": own.pop("--flexfloor-folder", ""),
         "expert_slots": own.pop("--flexfloor-expert-slots", "exact" if device == "cpu" else "reserved"),
         "park_frees": _listed(own.pop("--flexfloor-park-frees", "experts,kv")),
+        "member_sets": _member_sets(own.pop("--flexfloor-member-sets", "")),
         "prepare_timeout_s": float(timeout),
         "delays": _delays(own.pop("--flexfloor-delays", "")),
     }
+
+
+def _member_sets(text: str) -> MemberSets:
+    try:
+        return member_sets.parse(text)
+    except ValueError as error:
+        _refuse("--flexfloor-member-sets", text, str(error), "for example 0,1,2,3;0,1")
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -171,6 +182,32 @@ def _check_elastic(args: ServeArgs) -> None:
     if set(args.park_frees) - set(PARK_FREES):
         value = ",".join(args.park_frees)
         _refuse("--flexfloor-park-frees", value, "unknown", f"any of {', '.join(PARK_FREES)}")
+    _check_member_sets(args)
+    if args.device != "cpu" and args.expert_slots == "exact" and captures_graphs(args.sglang_flags):
+        problem = "a CUDA graph holds the addresses of the experts, and exact slots move them at every change"
+        off = "--cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled"
+        _refuse("--flexfloor-expert-slots", "exact", problem, f"take reserved, or add {off}")
+
+
+def _check_member_sets(args: ServeArgs) -> None:
+    problem = member_sets.problem_of(args.member_sets, num_ranks=args.num_ranks, floor=args.floor)
+    if problem is not None:
+        value = ";".join(",".join(map(str, members)) for members in args.member_sets)
+        fix = f"name sets of {args.floor} to {args.num_ranks} different ranks of 0 to {args.num_ranks - 1}"
+        _refuse("--flexfloor-member-sets", value, problem, fix)
+
+
+def captures_graphs(flags: Sequence[str]) -> bool:
+    """Whether SGLang captures CUDA graphs of decode or prefill with these flags, on a device that has any."""
+    return any(_captures(flags, phase) for phase in ("decode", "prefill"))
+
+
+def _captures(flags: Sequence[str], phase: str) -> bool:
+    # As SGLang resolves them: a named backend is stronger than the switches.
+    backend = flag_value(flags, f"--cuda-graph-backend-{phase}")
+    if backend is not None:
+        return backend != "disabled"
+    return not has_flag(flags, "--disable-cuda-graph", f"--disable-{phase}-cuda-graph")
 
 
 def _check_shm(args: ServeArgs) -> None:

@@ -1,7 +1,7 @@
 """Rules on elastic membership across groups. PURE."""
 
 from flexfloor.config.checks import require
-from flexfloor.config.schema import MembershipMode, TrainConfig
+from flexfloor.config.schema import MembershipConfig, MembershipMode, TrainConfig
 
 
 def check_membership(config: TrainConfig) -> None:
@@ -25,6 +25,7 @@ def check_membership(config: TrainConfig) -> None:
         f"the group has rollout.ep_size={ep_size} ranks",
         f"set membership.floor to 1 ... {ep_size}",
     )
+    _check_member_sets(membership, ep_size)
     require(
         cluster.num_nodes == 1,
         "membership.mode",
@@ -38,4 +39,30 @@ def check_membership(config: TrainConfig) -> None:
         membership.folder,
         "the run attaches to a server and must find its membership manager",
         f"set membership.folder to the --flexfloor-folder of that server, {static}",
+    )
+
+
+def _check_member_sets(membership: MembershipConfig, ep_size: int) -> None:
+    key, sets = "membership.member_sets", [sorted(members) for members in membership.member_sets]
+    for members in sets:
+        require(
+            len(set(members)) == len(members) and set(members) <= set(range(ep_size)),
+            key,
+            members,
+            f"not a set of ranks of the group of rollout.ep_size={ep_size}",
+            f"name ranks of 0 to {ep_size - 1}, each once",
+        )
+        require(
+            len(members) >= membership.floor,
+            key,
+            members,
+            f"smaller than membership.floor={membership.floor}",
+            "leave it out, or lower the floor",
+        )
+    require(
+        all(members not in sets[:index] for index, members in enumerate(sets)),
+        key,
+        membership.member_sets,
+        "a set is named twice",
+        "name it once",
     )

@@ -216,9 +216,12 @@ class MembershipConfig:
     """Longest wait for a release or a rejoin; a change that is not prepared by then is cancelled."""
     folder: str | None = None
     """--flexfloor-folder of the server that the run attaches to; null when the run starts the server."""
-    expert_slots: ExpertSlots = ExpertSlots.exact
+    expert_slots: ExpertSlots | None = None
+    """null: `reserved` on GPUs, whose graphs need fixed addresses, `exact` on CPUs."""
     park_frees: list[str] = field(default_factory=lambda: ["experts", "kv"])
     """What a parked rank gives back: of experts, kv, dense."""
+    member_sets: list[list[int]] = field(default_factory=list)
+    """Sets of ranks, besides all, that the server prepares at its start: communicators, and CUDA graphs."""
 
     def __post_init__(self) -> None:
         complete(self, "membership")

@@ -33,6 +33,13 @@ _OWNER_OF_FLAG: Mapping[str, str] = {
     "enable-deterministic-inference": "rollout.deterministic",
     "random-seed": "seed",
     "load-balance-method": "scheduling.placement",
+    "flexfloor-membership": "membership.mode",
+    "flexfloor-floor": "membership.floor",
+    "flexfloor-folder": "membership.folder",
+    "flexfloor-expert-slots": "membership.expert_slots",
+    "flexfloor-park-frees": "membership.park_frees",
+    "flexfloor-member-sets": "membership.member_sets",
+    "flexfloor-prepare-timeout": "membership.operation_timeout_s",
 }
 _UNSUPPORTED_FLAGS = ("pp", "pp-size", "pipeline-parallel-size", "elastic-ep-backend", "max-ep-size")
 _VALUE_TYPES = (bool, int, float, str)

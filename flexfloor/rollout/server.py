@@ -89,10 +89,15 @@ def _membership_flags(membership: MembershipConfig, folder: Path | None) -> dict
         "flexfloor-membership": "elastic",
         "flexfloor-floor": membership.floor,
         "flexfloor-folder": folder,
-        "flexfloor-expert-slots": membership.expert_slots.value,
+        "flexfloor-expert-slots": membership.expert_slots and membership.expert_slots.value,
         "flexfloor-park-frees": ",".join(membership.park_frees),
+        "flexfloor-member-sets": _joined(membership.member_sets),
         "flexfloor-prepare-timeout": membership.operation_timeout_s,
     }
+
+
+def _joined(member_sets: list[list[int]]) -> str | None:
+    return ";".join(",".join(map(str, members)) for members in member_sets) or None
 
 
 def _extra(rollout: RolloutConfig, ours: dict[str, object]) -> dict[str, object]:

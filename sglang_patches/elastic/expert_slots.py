@@ -9,7 +9,7 @@ Two ways to find room for experts taken over:
 Invariant: the live map never names a slot that a change writes to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,12 @@ class ExpertLayers:
 
     def num_bytes(self) -> int:
         """Memory of all expert tensors, free slots included."""
-        return sum(tensor.nbytes for index in range(self.num_layers) for tensor in self._live(index).values())
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All expert tensors, free slots included."""
+        for index in range(self.num_layers):
+            yield from self._live(index).values()
 
     def stage(self, slots: Slots) -> StagedExperts:
         """Room for `slots`, the experts that this rank keeps already in place."""
@@ -77,7 +82,10 @@ class ExpertLayers:
             self._set_map(layer)
 
     def release(self) -> int:
-        """Give the memory of all experts back; returns the bytes. Only for a rank outside the group."""
+        """Give the memory of all experts back; returns the bytes. Only for a rank outside the group.
+
+        Reserved slots stay where they are, for graphs: only the device's memory saver can free them.
+        """
         if self._num_reserved:
             return 0
         num_bytes = self.num_bytes()
@@ -122,27 +130,21 @@ class ExpertLayers:
         else:
             # In place: a captured graph reads the map at this address.
             dispatcher.local_expert_mapping.copy_(new)
-        num_slots = self._num_reserved or len(self._slots)
+        # Where it equals the number of experts, SGLang's kernels take every expert for local and fail on -1.
+        # So it counts the slots in use: a floor of 1 reserves as many slots as there are experts.
+        num_slots = slots_in_use(self._slots) if self._num_reserved else len(self._slots)
         layer.num_local_experts = layer.moe_runner_config.num_local_experts = num_slots
 
 
-def reserve(model: Any, num_slots: int) -> None:
-    """Give every MoE layer `num_slots` expert slots, its own experts in the first ones.
+def create_reserved(create: Callable[..., None], layer: Any, num_own: int, num_slots: int) -> None:
+    """Make a layer's weights with `num_slots` expert slots, its own experts in the first ones.
 
-    Runs once, after the weights are loaded and before SGLang divides what memory is left for KV.
+    At the creation, not by a copy after the load: memory of the smaller tensors would stay with the memory
+    saver's pool, and the larger ones would lie outside of what it can free.
     """
-    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
-
-    for layer in model.modules():
-        if not isinstance(layer, FusedMoE):
-            continue
-        num_own = layer.w13_weight.shape[0]
-        for name in [*_MAIN_TENSORS, *(name for name, _ in layer.named_per_expert_tensors(num_own))]:
-            own = _tensor(layer, name)
-            larger = _empty(own, num_slots)
-            larger[:num_own].copy_(own)
-            larger[num_own:].zero_()
-            layer.replace_expert_tensor(name, larger)
+    create(num_slots)
+    for name in _MAIN_TENSORS:
+        _tensor(layer, name)[num_own:].zero_()
 
 
 def _tensor(layer: Any, name: str) -> torch.Tensor:

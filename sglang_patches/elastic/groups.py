@@ -105,6 +105,8 @@ def connect(coordinator: Any) -> None:
     warmed = torch.zeros(1, device=coordinator.device)
     coordinator.all_reduce(warmed)
     if coordinator.device.type != "cpu":
+        # SGLang may have reduced by a communicator of its own; torch's connects at its first collective only.
+        dist.all_reduce(warmed, group=coordinator.device_group)
         torch.get_device_module(coordinator.device).synchronize()
 
 

@@ -76,6 +76,7 @@ class Preparer:
         self._model = model
         self._groups = groups
         self._transfer = transfer
+        self._device = transfer.device
         self._experts = experts
         self._resume_memory = resume_memory
         self._moves_dense = moves_dense
@@ -90,6 +91,9 @@ class Preparer:
         self._plans.put(plan)
 
     def _run(self) -> None:
+        if self._device.type != "cpu":
+            # A thread starts on device 0; NCCL and new tensors go by the thread's device.
+            torch.get_device_module(self._device).set_device(self._device)
         while True:
             plan = self._plans.get()
             try:
@@ -108,6 +112,7 @@ class Preparer:
 
     def _prepare(self, plan: Plan) -> None:
         is_member = self._ep_rank in plan.members
+        self._transfer.settle()
         if self._ep_rank in plan.joiners:
             self._resume_memory()
         if is_member:

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import zmq
+
+from flexfloor.experts.placement import ExpertPlacement
 from flexfloor.membership.agent import AgentLink
 from flexfloor.membership.messages import (
     CancelAnsweredMsg,
@@ -30,11 +32,10 @@ from flexfloor.membership.messages import (
     SwitchedMsg,
     WorkArrivedMsg,
 )
-
-from flexfloor.experts.placement import ExpertPlacement
 from sglang_patches.elastic.delays import Delays
 from sglang_patches.elastic.drained import finish_idle_passes, is_drained
 from sglang_patches.elastic.expert_slots import ExpertLayers
+from sglang_patches.elastic.graphs import GraphSets
 from sglang_patches.elastic.groups import restamp
 from sglang_patches.elastic.parking import ParkedMemory
 from sglang_patches.elastic.prepare import Plan, Preparer
@@ -55,6 +56,7 @@ class ElasticRuntime:
         memory: ParkedMemory,
         placement: ExpertPlacement,
         delays: Delays,
+        graphs: GraphSets,
     ) -> None:
         self.ep_rank = ep_rank
         self._scheduler = scheduler
@@ -64,6 +66,7 @@ class ElasticRuntime:
         self._memory = memory
         self._placement = placement
         self._delays = delays
+        self._graphs = graphs
         self._epoch = 0
         self._plan: Plan | None = None
         self._is_draining = False
@@ -144,8 +147,10 @@ class ElasticRuntime:
         stays = self.ep_rank in plan.members
         if stays:
             assert plan.staged is not None
+            self._graphs.settle()
             restamp(self._scheduler, plan.coordinator)
             self._experts.install(plan.staged)
+            self._graphs.install(plan.members)
         else:
             self._is_draining = False
             finish_idle_passes(self._scheduler)

@@ -17,7 +17,6 @@ from typing import Any
 
 from flexfloor.membership.endpoint import Endpoint
 from flexfloor.membership.manager import Manager
-
 from flexfloor.membership.state import Membership
 from sglang_patches import CONFIG_ENV, plugin_config
 from sglang_patches.elastic.topology import num_experts_of
@@ -97,9 +96,13 @@ class ServerMembership:
     async def fence(self, request_name: str) -> AsyncIterator[int]:
         """No membership change inside; yields the number of ranks that will answer."""
         fence_id = await asyncio.wrap_future(self.manager.fence(full=self._needs_full(request_name)))
+        status = self.manager.status()
+        refusal = self._refusal(request_name, status.states)
+        if refusal:
+            # Not `_let_go`: a call that was never made has no counterpart to wait for.
+            self.manager.unfence(fence_id)
+            raise RuntimeError(refusal)
         try:
-            status = self.manager.status()
-            self._check_all_alive(request_name, status.states)
             yield len(status.members)
         finally:
             self._let_go(request_name, fence_id)
@@ -112,13 +115,15 @@ class ServerMembership:
     def _needs_full(self, request_name: str) -> bool:
         return request_name in _FULL or request_name == "PauseGenerationReqInput"
 
-    def _check_all_alive(self, request_name: str, states: Any) -> None:
+    def _refusal(self, request_name: str, states: Any) -> str:
+        """Empty: every rank that must see the call will."""
         gone = [str(rank) for rank, state in sorted(states.items()) if str(state) in ("exited", "lost")]
-        if gone and request_name in _FULL:
-            raise RuntimeError(
-                f"{request_name}: ep_rank {', '.join(gone)} has left for good, so its experts could not be "
-                "updated. Fix: restart the server, or park ranks instead of letting them exit."
-            )
+        if not gone or request_name not in _FULL:
+            return ""
+        return (
+            f"{request_name}: ep_rank {', '.join(gone)} has left for good, so its experts could not be "
+            "updated. Fix: restart the server, or park ranks instead of letting them exit."
+        )
 
     def _let_go(self, request_name: str, fence_id: str) -> None:
         for first, last in _HELD_UNTIL.items():

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ from flexfloor.membership.endpoint import Endpoint
 from flexfloor.membership.messages import HelloMsg
 from sglang_patches import CONFIG_ENV, plugin_config
 from sglang_patches.elastic.delays import Delays
-from sglang_patches.elastic.expert_slots import ExpertLayers, reserve
+from sglang_patches.elastic.expert_slots import ExpertLayers, create_reserved
+from sglang_patches.elastic.graphs import GraphSets
 from sglang_patches.elastic.groups import GroupFactory
 from sglang_patches.elastic.parking import ParkedMemory
 from sglang_patches.elastic.prepare import Preparer
+from sglang_patches.elastic.prepared_sets import prepare_sets
 from sglang_patches.elastic.runtime import ElasticRuntime
-from sglang_patches.elastic.topology import check_topology, num_experts_of
+from sglang_patches.elastic.topology import check_experts, check_graphs, check_topology, num_experts_of
 from sglang_patches.elastic.transfer import TransferGroup
+from sglang_patches.member_sets import without_full
 from sglang_patches.plugin_config import PluginConfig
 
 _current: ElasticRuntime | None = None
@@ -38,16 +42,20 @@ def start(scheduler: Any) -> None:
     config = plugin_config.read(os.environ[CONFIG_ENV])
     num_experts = num_experts_of(scheduler.model_config.hf_text_config)
     check_topology(scheduler, num_experts, config.floor)
+    check_experts(scheduler, config.num_reserved_slots(num_experts))
+    check_graphs(scheduler, config.expert_slots)
     placement = canonical(num_experts, scheduler.tp_group.world_size)
     _current = _build(scheduler, config, placement)
 
 
-def reserve_slots(runner: Any) -> None:
-    """Give the loaded model its reserved expert slots, where the configuration asks for them."""
+def create_experts(create: Callable[[int], None], layer: Any, num_own: int) -> None:
+    """Make a MoE layer's weights, with reserved expert slots where the configuration asks for them."""
     config = plugin_config.read(os.environ[CONFIG_ENV])
-    num_slots = config.num_reserved_slots(num_experts_of(runner.model_config.hf_text_config))
+    num_slots = config.num_reserved_slots(layer.moe_runner_config.num_experts)
     if num_slots:
-        reserve(runner.model, num_slots)
+        create_reserved(create, layer, num_own, num_slots)
+    else:
+        create(num_own)
 
 
 def _build(scheduler: Any, config: PluginConfig, placement: ExpertPlacement) -> ElasticRuntime:
@@ -55,7 +63,8 @@ def _build(scheduler: Any, config: PluginConfig, placement: ExpertPlacement) -> 
     model = scheduler.tp_worker.model_runner.model
     store = _store(config)
     groups = GroupFactory(store, timeout_s=config.prepare_timeout_s)
-    groups.keep(tuple(range(num_ranks)), scheduler.tp_group)
+    full = tuple(range(num_ranks))
+    groups.keep(full, scheduler.tp_group)
     experts = ExpertLayers(
         model,
         placement.experts_on(ep_rank),
@@ -63,6 +72,8 @@ def _build(scheduler: Any, config: PluginConfig, placement: ExpertPlacement) -> 
         num_reserved_slots=config.num_reserved_slots(placement.num_experts),
     )
     memory = ParkedMemory(scheduler, experts, config.park_frees)
+    graphs = GraphSets(scheduler.tp_worker.model_runner, full)
+    prepare_sets(scheduler, ep_rank, without_full(config.member_sets, num_ranks), groups, graphs)
     preparer = Preparer(
         ep_rank,
         model,
@@ -70,14 +81,13 @@ def _build(scheduler: Any, config: PluginConfig, placement: ExpertPlacement) -> 
         TransferGroup(groups, num_ranks, torch.device(scheduler.tp_group.device)),
         experts,
         resume_memory=memory.resume,
-        moves_dense="dense" in config.park_frees,
+        moves_dense=memory.loses_dense,
         delay=Delays(config.delays, ep_rank, "prepare").at,
     )
     link = AgentLink(Endpoint.read(Path(config.folder)), _hello(ep_rank, config))
     link.start()
-    return ElasticRuntime(
-        scheduler, ep_rank, link, preparer, experts, memory, placement, Delays(config.delays, ep_rank, "loop")
-    )
+    delays = Delays(config.delays, ep_rank, "loop")
+    return ElasticRuntime(scheduler, ep_rank, link, preparer, experts, memory, placement, delays, graphs)
 
 
 def _store(config: PluginConfig) -> distributed_c10d.Store:

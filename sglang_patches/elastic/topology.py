@@ -32,5 +32,29 @@ def check_topology(scheduler: Any, num_experts: int, floor: int) -> None:
             _refuse("the model fuses shared experts", "add --disable-shared-experts-fusion")
 
 
+def check_experts(scheduler: Any, num_reserved_slots: int) -> None:
+    """Refuse expert layers that a map of experts to slots does not reach, or that have no reserved slots."""
+    for module in scheduler.tp_worker.model_runner.model.modules():
+        if not hasattr(module, "w13_weight"):
+            continue
+        if getattr(module.dispatcher, "skip_local_expert_mapping", False):
+            _refuse("the MoE kernels take contiguous expert ids", "add --moe-runner-backend triton")
+        num_slots = module.w13_weight.shape[0]
+        if num_reserved_slots and num_slots != num_reserved_slots:
+            problem = f"expert layers of {num_slots} slots, not {num_reserved_slots}: are they quantised?"
+            _refuse(problem, "serve a checkpoint that is not, or add --flexfloor-expert-slots exact")
+
+
+def check_graphs(scheduler: Any, expert_slots: str) -> None:
+    """Refuse CUDA graphs over experts that move."""
+    runner = scheduler.tp_worker.model_runner
+    if runner.device == "cpu" or expert_slots == "reserved":
+        return
+    for name in ("decode_cuda_graph_runner", "prefill_cuda_graph_runner"):
+        if getattr(runner, name, None) not in (None, runner.eager_runner):
+            problem = "CUDA graphs hold the addresses of the experts, and exact slots move them"
+            _refuse(problem, "take --flexfloor-expert-slots reserved, or switch the graphs off")
+
+
 def _refuse(problem: str, fix: str) -> NoReturn:
     raise SystemExit(f"flexfloor refuses to start: elastic membership: {problem}. Fix: {fix}.")

@@ -2,6 +2,8 @@
 
 Every rank runs the same list of exchanges in the same order in its background thread, so sends and receives
 always find each other, also those of a change that is cancelled meanwhile.
+
+On a GPU it is a NCCL group on a stream of its own. Not yet run on a GPU.
 """
 
 from collections.abc import Sequence
@@ -25,16 +27,26 @@ class Move:
 
 
 class TransferGroup:
-    """All launched ranks, for point-to-point copies. Making it is collective over all of them."""
+    """All launched ranks, for point-to-point copies. Making it is collective over all of them.
+
+    Not yet run on a GPU. NCCL's rules there: the first call of a group is made by all its ranks, or those who
+    make it wait for the rest for ever; and whoever calls has set its thread's device.
+    """
 
     def __init__(self, groups: GroupFactory, num_ranks: int, device: torch.device) -> None:
         backend = "gloo" if device.type == "cpu" else "nccl"
         self._group = groups.process_group(range(num_ranks), "flexfloor:transfer", backend)
-        self._device = device
+        self.device = device
         # A stream of its own: a copy must neither wait for the model's kernels nor hold them up.
         self._stream: Any = (
             None if device.type == "cpu" else torch.get_device_module(device).Stream(device=device)
         )
+        self._connect(num_ranks)
+
+    def settle(self) -> None:
+        """Wait for what the model has launched so far: it may still read the slots that a copy writes to."""
+        if self._stream is not None:
+            torch.get_device_module(self.device).synchronize(self.device)
 
     def exchange(self, sends: Sequence[Move], receives: Sequence[Move]) -> int:
         """Do all moves and wait for them; returns the bytes received."""
@@ -43,6 +55,17 @@ class TransferGroup:
         else:
             self._exchange_on_device(sends, receives)
         return sum(move.tensor.nbytes for move in receives)
+
+    def _connect(self, num_ranks: int) -> None:
+        """Copy one number between all pairs now, so that no copy has to connect while the model decodes."""
+        own = dist.get_rank()
+        peers = [rank for rank in range(num_ranks) if rank != own]
+        sent = torch.zeros(1, device=self.device)
+        received = [torch.zeros(1, device=self.device) for _ in peers]
+        self.exchange(
+            [Move(sent, peer, 0) for peer in peers],
+            [Move(tensor, peer, 0) for tensor, peer in zip(received, peers, strict=True)],
+        )
 
     def _exchange_on_cpu(self, sends: Sequence[Move], receives: Sequence[Move]) -> None:
         works = [self._group.recv([move.tensor], move.peer, move.tag) for move in receives]
@@ -59,7 +82,10 @@ class TransferGroup:
         ]
         if not operations:
             return
-        with torch.get_device_module(self._device).stream(self._stream):
+        module = torch.get_device_module(self.device)
+        # What is sent or overwritten was last touched on the stream of this thread, if at all.
+        self._stream.wait_stream(module.current_stream(self.device))
+        with module.stream(self._stream):
             for work in dist.batch_isend_irecv(operations):
                 work.wait()
         self._stream.synchronize()

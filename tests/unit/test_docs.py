@@ -50,6 +50,17 @@ def test_scripts_that_a_page_names_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_that_a_page_names_exist(page: Path) -> None:
+    named = set(re.findall(r"(tests/\S+?\.py)::(\w+)", page.read_text()))
+    missing = [
+        f"{file}::{name}"
+        for file, name in named
+        if not ((ROOT / file).exists() and f"def {name}(" in (ROOT / file).read_text())
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text())
     missing = [link for link in links if not (page.parent / link).exists()]

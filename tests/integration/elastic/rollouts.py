@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from flexfloor.membership.client import DriverClient
 from server import Server
 
+from flexfloor.membership.client import DriverClient
 from flexfloor.membership.status import OperationResult
 
+MAX_LOGPROB_DIFFERENCE = 1e-4
 NEAR_TIE = 1e-4
 """Float sums in another order may swap two tokens whose logits are closer than this."""
 
@@ -31,6 +32,7 @@ class Answer:
     gaps: tuple[float, ...]
     """Between the logprobs of the two likeliest tokens, per token."""
     num_retractions: int
+    logprobs: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class Comparison:
     near_ties: list[tuple[int, int, float]] = field(default_factory=list)
     """(request, position, gap) of first differences that float rounding explains."""
     mismatches: list[tuple[int, int, float]] = field(default_factory=list)
+    max_logprob_difference: float = 0.0
+    """Over all tokens up to the first difference."""
 
 
 def make_requests(lengths_by_rank: Sequence[Sequence[int]], *, seed: int = 0) -> list[Request]:
@@ -70,7 +74,12 @@ def generate(server: Server, request: Request) -> Answer:
     )
     meta = reply["meta_info"]
     gaps = tuple(abs(top[0][0] - top[1][0]) for top in meta["output_top_logprobs"])
-    return Answer(tokens=tuple(reply["output_ids"]), gaps=gaps, num_retractions=meta["num_retractions"])
+    return Answer(
+        tokens=tuple(reply["output_ids"]),
+        gaps=gaps,
+        num_retractions=meta["num_retractions"],
+        logprobs=tuple(row[0] for row in meta["output_token_logprobs"]),
+    )
 
 
 def run_static(server: Server, requests: Sequence[Request]) -> list[Answer]:
@@ -137,6 +146,9 @@ def compare(oracle: Sequence[Answer], answers: Sequence[Answer]) -> Comparison:
     found = Comparison()
     for index, (expected, answer) in enumerate(zip(oracle, answers, strict=True)):
         found.num_tokens += len(expected.tokens)
+        found.max_logprob_difference = max(
+            found.max_logprob_difference, _logprob_difference(expected, answer)
+        )
         if expected.tokens == answer.tokens:
             continue
         pairs = zip(expected.tokens, answer.tokens, strict=False)
@@ -146,7 +158,17 @@ def compare(oracle: Sequence[Answer], answers: Sequence[Answer]) -> Comparison:
     return found
 
 
+def _logprob_difference(expected: Answer, answer: Answer) -> float:
+    difference = 0.0
+    for a, b, p, q in zip(expected.tokens, answer.tokens, expected.logprobs, answer.logprobs, strict=False):
+        if a != b:
+            break
+        difference = max(difference, abs(p - q))
+    return difference
+
+
 def assert_same(oracle: Sequence[Answer], answers: Sequence[Answer]) -> None:
     found = compare(oracle, answers)
     assert not found.mismatches, f"tokens differ (request, position, gap of the oracle): {found.mismatches}"
+    assert found.max_logprob_difference <= MAX_LOGPROB_DIFFERENCE
     assert len(found.near_ties) <= max(1, found.num_tokens // 100_000)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from flexfloor.membership.client import DriverClient
 from rollouts import Answer, Comparison, Request, compare, generate, make_requests, run_static
 from server import Server
 
 from flexfloor.errors import DeadlineExceeded
+from flexfloor.membership.client import DriverClient
 
 NUM_RANKS = 4
 ROLLOUT_DEADLINE_S = 240.0

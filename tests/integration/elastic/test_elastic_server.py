@@ -1,14 +1,21 @@
 """Ranks of a real server leave and return; what it answers does not change by it."""
 
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
-from flexfloor.membership.client import DriverClient
-from rollouts import Answer, Request, assert_same, generate, make_requests, run_elastic, run_static
+from rollouts import Answer, Request, assert_same, compare, generate, make_requests, run_elastic, run_static
 from server import Server
+from shared_server import SharedServer
+from sharp_model import sharp_tiny_moe
+
+from flexfloor.membership.client import DriverClient
+from flexfloor.membership.endpoint import Endpoint
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -126,7 +133,7 @@ def test_pausing_brings_everybody_back_first(server: Server, client: DriverClien
 
 
 def test_a_weight_update_by_a_stranger_reaches_ranks_that_were_away(
-    server: Server, client: DriverClient, shared_checkpoint
+    server: Server, client: DriverClient, shared_checkpoint: Path
 ) -> None:
     requests = make_requests(lengths((0, 1, 2, 3)), seed=10)
     oracle = run_static(server, requests)
@@ -136,6 +143,68 @@ def test_a_weight_update_by_a_stranger_reaches_ranks_that_were_away(
     assert status.members == (0, 1, 2, 3)
     assert set(status.weight_versions.values()) == {"disk-1"}
     assert_same(oracle, run_static(server, requests))
+
+
+def test_new_weights_reach_ranks_that_were_away(
+    server: Server, client: DriverClient, shared_checkpoint: Path, tmp_path: Path
+) -> None:
+    requests = make_requests(lengths((0, 1, 2, 3)), seed=14)
+    before = run_static(server, requests)
+    other = sharp_tiny_moe(tmp_path / "other", seed=1)
+    assert client.release([1, 3]).ok
+    server.post("update_weights_from_disk", model_path=str(other), weight_version="other")
+    after = run_static(server, requests)
+    assert len(compare(before, after).mismatches) > len(requests) // 2
+    # The ranks that were away serve the same weights as those that stayed: moved, every prompt says the same.
+    moved = [
+        replace(request, dp_rank=(request.dp_rank + 1) % 4)
+        for request in requests
+        if request.dp_rank is not None
+    ]
+    assert_same(after, run_static(server, moved))
+    assert_same(after, run_elastic(server, client, requests)[0])
+    server.post("update_weights_from_disk", model_path=str(shared_checkpoint), weight_version="first")
+    assert_same(before, run_static(server, requests))
+
+
+def test_the_only_busy_rank_may_be_asked_to_leave(server: Server, client: DriverClient) -> None:
+    request = make_requests([[80]], seed=15)[0]
+    oracle = generate(server, request)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(generate, server, request)
+        result = client.release([0])
+        assert result.ok
+        # It drained first: nothing of its response was lost.
+        assert_same([oracle], [answer.result()])
+    assert client.status().members == (1, 2, 3)
+
+
+def test_an_aborted_response_lets_its_rank_leave(server: Server, client: DriverClient) -> None:
+    request = make_requests([[], [], [400]], seed=16)[0]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(generate, server, request)
+        started = server.counters()[2]["num_iterations"]
+        wait_until(lambda: server.counters()[2]["num_iterations"] > started + 5)
+        released = client.submit_release([2])
+        server.post("abort_request", abort_all=True)
+        assert len(answer.result().tokens) <= 400
+        results = [client.rejoin()]
+        results += client.poll()
+    assert all(result.ok or "rejoin" in result.reason for result in results), results
+    assert released in {result.operation_id for result in results}
+
+
+def test_a_release_goes_on_when_its_caller_is_gone(
+    server: Server, client: DriverClient, shared_server: SharedServer
+) -> None:
+    with DriverClient(Endpoint.read(shared_server.membership_folder)) as other:
+        other.status()
+        other.submit_release([0])
+    wait_until(lambda: client.status().members == (1, 2, 3))
+    requests = [replace(request, dp_rank=None) for request in make_requests(lengths((0, 1, 2, 3)), seed=17)]
+    answers = run_static(server, requests)
+    assert client.rejoin().ok
+    assert_same(answers, run_static(server, requests))
 
 
 def test_a_parked_rank_costs_no_cpu_and_gives_its_memory_back(server: Server, client: DriverClient) -> None:
@@ -156,6 +225,13 @@ def test_a_parked_rank_costs_no_cpu_and_gives_its_memory_back(server: Server, cl
     assert used[0] > 0.05, used
 
 
+def wait_until(is_so: Callable[[], bool], deadline_s: float = 60.0) -> None:
+    give_up_at_s = time.monotonic() + deadline_s
+    while not is_so():
+        assert time.monotonic() < give_up_at_s
+        threading.Event().wait(0.02)
+
+
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return times.user + times.system
@@ -164,4 +240,3 @@ def _cpu_s(process: psutil.Process) -> float:
 def _keep_decoding(server: Server, stop: threading.Event) -> None:
     while not stop.is_set():
         generate(server, Request(prompt=(5, 6, 7), num_tokens=50, dp_rank=0))
-

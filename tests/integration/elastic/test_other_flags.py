@@ -1,5 +1,5 @@
-"""The same on a server with everything else set: gloo, no overlap, chunked prefill, a KV pool that is too small,
-reserved expert slots, and ranks that give back all of their memory."""
+"""The same on a server with everything else set: gloo, no overlap, chunked prefill, a KV pool that is too
+small, reserved expert slots, and ranks that give back all of their memory."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +19,8 @@ START_DEADLINE_S = 600.0
 FLAGS = ["--flexfloor-membership", "elastic", "--flexfloor-floor", "2"]
 FLAGS += ["--flexfloor-expert-slots", "reserved", "--flexfloor-park-frees", "experts,kv,dense"]
 FLAGS += ["--disable-overlap-schedule", "--chunked-prefill-size", "8", "--max-total-tokens", "96"]
+# Admits more than fits, so that requests are retracted and not only queued.
+FLAGS += ["--schedule-conservativeness", "0.01"]
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ class Server:
         return self._checked(requests.post(f"{self.url}/generate", json=request, timeout=REQUEST_DEADLINE_S))
 
     def post(self, route: str, **body: Any) -> Any:
-        """Answer of a control route, e.g. `begin_weight_update`."""
+        """Answer of a control route, e.g. `begin_weight_update`; None where it has no body."""
         return self._checked(requests.post(f"{self.url}/{route}", json=body, timeout=REQUEST_DEADLINE_S))
 
     def counters(self) -> list[dict[str, int]]:
@@ -67,7 +67,7 @@ class Server:
     @staticmethod
     def _checked(answer: requests.Response) -> Any:
         assert answer.status_code == 200, f"{answer.url} answered {answer.status_code}: {answer.text}"
-        return answer.json()
+        return answer.json() if answer.content else None
 
 
 def start_server(

@@ -11,6 +11,7 @@ from flexfloor.config.schema import (
     DataSource,
     Device,
     Dtype,
+    MembershipMode,
     ModelSource,
     WeightSyncPath,
 )
@@ -18,10 +19,15 @@ from flexfloor.errors import ConfigError
 
 CHECKPOINT = {"model.source": ModelSource.hf}
 GPU = {"cluster.device": Device.cuda, "rollout.collectives": Collectives.nccl}
+STATIC = {"membership.mode": MembershipMode.static}
 TWO_NODES = {
+    **STATIC,
     "cluster.num_nodes": 2,
     "cluster.server_url": "http://node1:30000",
     "cluster.trainer_endpoint": "tcp://node1:5555",
+}
+ELASTIC_TWO_NODES = {**TWO_NODES, "membership.mode": MembershipMode.elastic} | {
+    "rollout.collectives": Collectives.gloo
 }
 JSONL = {"data.source": DataSource.jsonl, "data.path": "a.jsonl", "data.reward": "exact"}
 
@@ -72,7 +78,7 @@ REFUSED = [
         "cluster.num_nodes=2",
     ),
     (
-        {"trainer.weight_sync": WeightSyncPath.tensor, "cluster.server_url": "http://other:1"},
+        {**STATIC, "trainer.weight_sync": WeightSyncPath.tensor, "cluster.server_url": "http://other:1"},
         "trainer.weight_sync",
         "the server is on other, the trainer on localhost",
     ),
@@ -123,6 +129,14 @@ REFUSED = [
     ({"model.source": ModelSource.hf, "model.path": None}, "model.path", "Hugging Face checkpoint"),
     ({"model.path": None}, "model.path", "e.g. runs/models"),
     ({"model.num_active_experts": 9}, "model.num_active_experts", "at most 8"),
+    ({"membership.floor": 0}, "membership.floor", "at least 1"),
+    ({"membership.floor": 5}, "membership.floor", "set membership.floor to 1 ... 4"),
+    ({"membership.release_after_s": -0.5}, "membership.release_after_s", "0 or more"),
+    ({"membership.operation_timeout_s": 0.0}, "membership.operation_timeout_s", "above 0"),
+    ({"membership.park_frees": ["kv", "disk"]}, "membership.park_frees", "unknown: disk"),
+    ({"rollout.ep_size": 1}, "membership.mode", "or choose membership=static"),
+    (ELASTIC_TWO_NODES, "membership.mode", "cluster.num_nodes=2"),
+    ({"cluster.server_url": "http://localhost:30000"}, "membership.folder", "--flexfloor-folder"),
     ({"num_steps": 0}, "num_steps", "at least 1"),
     ({"seed": 2**31}, "seed", "31 bits"),
     ({"run_dir": ""}, "run_dir", "names no folder"),
@@ -156,10 +170,17 @@ ACCEPTED = [
     {"rollout.server_args": {"chunked-prefill-size": 4096}},
     {
         **CHECKPOINT,
+        **STATIC,
         "cluster.server_url": "http://localhost:30000",
         "cluster.trainer_endpoint": "ipc:///run/trainer",
     },
-    {"cluster.server_url": "http://localhost:30000", "trainer.weight_sync": WeightSyncPath.tensor},
+    {**STATIC, "cluster.server_url": "http://localhost:30000", "trainer.weight_sync": WeightSyncPath.tensor},
+    {"cluster.server_url": "http://localhost:30000", "membership.folder": "/run/m"},
+    {"membership.floor": 4},
+    {**STATIC, "membership.floor": 5},
+    {**STATIC, "rollout.ep_size": 1},
+    {"membership.release_after_s": 0.0, "membership.park_frees": []},
+    {"membership.park_frees": ["dense", "kv", "experts"]},
     {**CHECKPOINT, **TWO_NODES, "rollout.collectives": Collectives.gloo},
     {"cluster.num_devices_per_node": 6},
     GPU,

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from flexfloor.config import LoggingConfig
-from flexfloor.report.console import RunConsole, format_step, summary_rows
+from flexfloor.report.console import RunConsole, format_step, occupation_rows, summary_rows
 from flexfloor.report.metrics import METRICS_FILE, MetricsLog, read_metrics
 
 LOGGING = LoggingConfig(tensorboard=False)
@@ -70,6 +70,39 @@ def test_the_summary_compares_first_and_last_steps() -> None:
     assert rows["reward"] == ["0.150", "0.350", "0.250"]
     assert rows["worker-iterations"] == ["800", "800", "800"]
     assert rows["tokens per worker-iteration"] == ["nan", "nan", "nan"]
+
+
+def occupation(tokens: int, iterations: tuple[int, int], seconds: tuple[float, float]) -> dict[str, float]:
+    """`iterations` and `seconds`: of a static group and the group's own."""
+    return {
+        "occupancy/num_tokens": tokens,
+        "occupancy/static_worker_iterations": iterations[0],
+        "occupancy/worker_iterations": iterations[1],
+        "occupancy/static_occupied_worker_s": seconds[0],
+        "occupancy/occupied_worker_s": seconds[1],
+        "occupancy/static_tail_idle_share": 0.5,
+        "occupancy/tail_idle_share": 0.2,
+    }
+
+
+def test_occupation_is_compared_with_a_static_group_over_all_steps() -> None:
+    records = [occupation(300, (100, 60), (40.0, 20.0)), occupation(900, (300, 140), (80.0, 40.0))]
+    assert occupation_rows(records) == [
+        ("worker-iterations", "400", "200", "0.500"),
+        ("tokens per worker-iteration", "3.00", "6.00", "2.000"),
+        ("occupied worker seconds", "120", "60", "0.500"),
+        ("tokens per occupied worker second", "10.00", "20.00", "2.000"),
+        ("tail idle, share of worker time", "0.500", "0.200", "0.400"),
+    ]
+
+
+def test_occupation_without_counters_is_no_number_and_no_failure() -> None:
+    figures = {**occupation(300, (0, 0), (40.0, 20.0)), "occupancy/worker_iterations": None}
+    rows = {label: values for label, *values in occupation_rows([figures])}
+    assert rows["worker-iterations"] == ["0", "0", "nan"]
+    assert rows["tokens per worker-iteration"] == ["nan", "nan", "nan"]
+    assert rows["occupied worker seconds"] == ["40", "20", "0.500"]
+    assert {value for row in occupation_rows([]) for value in row[1:]} == {"0", "nan"}
 
 
 def test_into_a_file_a_long_phase_writes_a_line_now_and_then_and_no_bar() -> None:

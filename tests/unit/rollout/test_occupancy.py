@@ -56,6 +56,19 @@ def test_workers_that_leave_early_stop_counting() -> None:
     assert figures.occupied_worker_s == 10.0 + 6.0 + 2.0 + 1.0
     assert figures.tail_idle_share == pytest.approx(1 - (10.0 + 5.0 + 2.0 + 0.0) / 19.0)
     assert figures.tokens_per_s == 8.0
+    # As if they had stayed.
+    assert figures.static_occupied_worker_s == 40.0
+    assert figures.static_tail_idle_share == pytest.approx(1 - (10.0 + 5.0 + 2.0 + 0.0) / 40.0)
+
+
+def test_news_of_a_release_after_the_last_response_adds_no_time() -> None:
+    late = measure(STEP, started_at_s=100.0, finished_at_s=110.0, num_ranks=4, left_at_s={3: 110.5})
+    assert late == measure(STEP, started_at_s=100.0, finished_at_s=110.0, num_ranks=4)
+
+
+def test_a_rank_that_left_unknown_to_the_group_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\[4\] are outside a group of 4"):
+        measure(STEP, started_at_s=100.0, finished_at_s=110.0, num_ranks=4, left_at_s={4: 101.0})
 
 
 def test_worker_iterations_are_differences_of_the_counters() -> None:
@@ -77,6 +90,27 @@ def test_worker_iterations_are_differences_of_the_counters() -> None:
     assert iterations.worker_iterations == 80
     assert iterations.idle_worker_iterations == 30
     assert iterations.prefill_worker_iterations == 4
+    assert iterations.tokens_per_worker_iteration == 0.5
+    assert iterations.static_worker_iterations == 80
+
+
+def test_a_static_group_would_have_iterated_as_long_as_its_busiest_rank() -> None:
+    before = EngineCounters(
+        num_iterations=(100, 90, 50), num_prefill_iterations=(0,) * 3, num_idle_iterations=(0,) * 3
+    )
+    after = EngineCounters(
+        num_iterations=(140, 110, 60), num_prefill_iterations=(0,) * 3, num_idle_iterations=(0,) * 3
+    )
+    iterations = measure(
+        [response(0, 110.0, 35)],
+        started_at_s=100.0,
+        finished_at_s=110.0,
+        num_ranks=3,
+        counters_before=before,
+        counters_after=after,
+    ).iterations
+    assert iterations is not None
+    assert (iterations.worker_iterations, iterations.static_worker_iterations) == (40 + 20 + 10, 3 * 40)
     assert iterations.tokens_per_worker_iteration == 0.5
 
 
@@ -114,7 +148,7 @@ def test_impossible_steps_are_refused(
     work=st.lists(
         st.tuples(st.integers(0, 3), st.floats(0.1, 50), st.integers(1, 30)), min_size=1, max_size=20
     ),
-    left=st.dictionaries(st.integers(0, 3), st.floats(0.5, 50)),
+    left=st.dictionaries(st.integers(0, 3), st.floats(0.5, 60)),
 )
 def test_any_step_is_consistent(work: list[tuple[int, float, int]], left: dict[int, float]) -> None:
     responses = [response(rank, 100.0 + after_s, tokens) for rank, after_s, tokens in work]
@@ -130,6 +164,9 @@ def test_any_step_is_consistent(work: list[tuple[int, float, int]], left: dict[i
     assert -1e-9 <= elastic.tail_idle_share <= 1
     assert elastic.occupied_worker_s <= static.occupied_worker_s + 1e-9
     assert elastic.tokens_per_occupied_worker_s >= static.tokens_per_occupied_worker_s - 1e-9
+    assert elastic.static_occupied_worker_s == static.occupied_worker_s == static.static_occupied_worker_s
+    assert static.static_tail_idle_share == static.tail_idle_share
+    assert elastic.static_tail_idle_share >= elastic.tail_idle_share - 1e-9
     assert sum(static.tokens_per_rank) == static.num_tokens
     assert sum(static.responses_per_rank) == static.num_responses
     assert static.tokens_per_occupied_worker_s == pytest.approx(static.tokens_per_s / 4)

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from flexfloor.config.schema import (
     DataSource,
     Device,
     Dtype,
+    ExpertSlots,
     MembershipMode,
     ModelSource,
     Placement,
@@ -31,6 +33,7 @@ from flexfloor.config.schema import (
 from flexfloor.errors import ConfigError
 from flexfloor.rollout.server import server_argv
 from flexfloor.rollout.step import StepLimits
+from sglang_patches.serve_args import parse
 
 
 def make_config(**rollout: Any) -> TrainConfig:
@@ -100,6 +103,48 @@ def test_one_rank_has_no_attention_dp_and_nccl_is_the_engines_own() -> None:
     assert flags[flags.index("--tp-size") + 1] == "1"
 
 
+def membership_argv(membership: MembershipConfig, folder: Path | None = None) -> list[str]:
+    config = replace(make_config(), membership=membership)
+    return server_argv(config, port=31000, model_path="ckpt", membership_folder=folder)
+
+
+def test_a_static_group_is_served_without_any_flag_of_membership(tmp_path: Path) -> None:
+    static = MembershipConfig(mode=MembershipMode.static, floor=2)
+    assert membership_argv(static, tmp_path) == server_argv(make_config(), port=31000, model_path="ckpt")
+
+
+def test_an_elastic_group_gets_every_key_of_its_membership_and_the_server_takes_them() -> None:
+    elastic = MembershipConfig(
+        mode=MembershipMode.elastic,
+        floor=2,
+        operation_timeout_s=45.5,
+        expert_slots=ExpertSlots.reserved,
+        park_frees=["kv", "dense"],
+    )
+    flags = membership_argv(elastic, Path("/run/m"))
+    expected = {
+        "--flexfloor-membership": "elastic",
+        "--flexfloor-floor": "2",
+        "--flexfloor-folder": "/run/m",
+        "--flexfloor-expert-slots": "reserved",
+        "--flexfloor-park-frees": "kv,dense",
+        "--flexfloor-prepare-timeout": "45.5",
+    }
+    assert {flag: flags[flags.index(flag) + 1] for flag in expected} == expected
+    taken = parse(flags[3:])
+    assert (taken.membership, taken.floor, taken.folder, taken.park_frees) == (
+        "elastic", 2, "/run/m", ("kv", "dense"),
+    )  # fmt: skip
+    assert (taken.expert_slots, taken.prepare_timeout_s) == ("reserved", 45.5)
+
+
+def test_a_rank_that_frees_nothing_says_so_to_the_server() -> None:
+    flags = membership_argv(MembershipConfig(mode=MembershipMode.elastic, park_frees=[]))
+    assert flags[flags.index("--flexfloor-park-frees") + 1] == ""
+    assert "--flexfloor-folder" not in flags
+    assert parse(flags[3:]).park_frees == ()
+
+
 def test_extra_flags_are_added_as_they_are_meant() -> None:
     flags = argv(
         server_args={
@@ -136,7 +181,7 @@ def test_a_flag_that_every_run_sets_is_refused_with_key_value_and_fix(key: str, 
 
 
 def test_a_flag_that_a_config_key_decides_never_gets_here() -> None:
-    for key in ("tp_size", "--attn-dp-size", "max-total-tokens", "dtype"):
+    for key in ("tp_size", "--attn-dp-size", "max-total-tokens", "dtype", "flexfloor_floor"):
         with pytest.raises(ConfigError, match=f"rollout.server_args.{key}=1"):
             argv(server_args={key: 1})
 

@@ -57,6 +57,26 @@ def test_rows_follow_device_and_collectives() -> None:
         assert len({patch.target for patch in active}) == len(active)
 
 
+def test_rows_of_elastic_membership_are_for_elastic_servers_only() -> None:
+    elastic = {patch.target for patch in PATCHES if patch.membership == "elastic"}
+    assert len(elastic) >= 10
+    for device, collectives in (("cpu", "gloo"), ("cpu", "shm"), ("cuda", "gloo")):
+        static, whole = (
+            [
+                patch.target
+                for patch in plugin.active_patches(
+                    PATCHES, PluginConfig(device=device, collectives=collectives, membership=membership)
+                )
+            ]
+            for membership in ("static", "elastic")
+        )
+        assert not elastic & set(static)
+        assert set(whole) - set(static) == {
+            patch.target for patch in PATCHES if patch.target in elastic and patch.device in ("any", device)
+        }
+        assert len(set(whole)) == len(whole)
+
+
 def test_a_row_can_be_left_out_for_a_benchmark() -> None:
     target = "sglang.srt.layers.moe.fused_moe_native.moe_forward_native"
     assert "moe_forward_native" not in targets(device="cpu", left_out=(target,))

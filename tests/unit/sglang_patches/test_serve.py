@@ -1,21 +1,29 @@
 """The command line of flexfloor-serve: what passes through, what the CPU profile adds, what is refused."""
 
+import ast
 import json
 import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sglang_patches import plugin_config, serve
+from flexfloor.membership.endpoint import Endpoint
+from sglang_patches import plugin_config, serve, verify
 from sglang_patches.cpu import model_modules, profile
-from sglang_patches.serve_args import parse
+from sglang_patches.elastic.delays import DelayConfig
+from sglang_patches.elastic_flags import ONLY, SWITCHES, unsupported
+from sglang_patches.serve_args import ServeArgs, parse
 
 CPU = ["--model-path", "m", "--device", "cpu"]
 FOUR = ["--tp-size", "4", "--ep-size", "4", "--dp-size=4", "--enable-dp-attention", "--enable-dp-lm-head"]
 DENSE = ["--moe-dense-tp-size", "1"]
+SPELLINGS = ("cli_name", "aliases")
+ELASTIC = ["--flexfloor-membership", "elastic"]
 
 
 def test_own_flags_are_taken_out_and_all_others_pass_through() -> None:
@@ -23,6 +31,84 @@ def test_own_flags_are_taken_out_and_all_others_pass_through() -> None:
     args = parse([*flags[:3], "--flexfloor-collectives=shm", *flags[3:], "--flexfloor-leave-out", "a.b,c.d"])
     assert args.sglang_flags == flags
     assert (args.num_ranks, args.collectives, args.left_out) == (4, "shm", ("a.b", "c.d"))
+
+
+def test_membership_is_static_unless_asked() -> None:
+    args = parse([*CPU, *FOUR, *DENSE])
+    assert (args.membership, args.floor, args.delays.probability) == ("static", 1, 0.0)
+    # What elastic membership refuses is no matter then.
+    assert parse([*CPU, "--enable-eplb", "--flexfloor-floor=9"]).membership == "static"
+
+
+def test_every_flag_of_elastic_membership_arrives() -> None:
+    own = [
+        *ELASTIC,
+        *("--flexfloor-floor", "2", "--flexfloor-folder=/run/m", "--flexfloor-expert-slots", "reserved"),
+        *("--flexfloor-park-frees", "experts,dense", "--flexfloor-prepare-timeout", "2.5"),
+        *("--flexfloor-delays", "0.25,0.1,3,9"),
+    ]
+    args = parse([*CPU, *own, *FOUR, *DENSE])
+    assert args.sglang_flags == [*CPU, *FOUR, *DENSE]
+    assert args.plugin_config() == plugin_config.PluginConfig(
+        device="cpu",
+        membership="elastic",
+        floor=2,
+        folder="/run/m",
+        expert_slots="reserved",
+        park_frees=("experts", "dense"),
+        prepare_timeout_s=2.5,
+        delays=DelayConfig(probability=0.25, min_s=0.1, max_s=3.0, seed=9),
+    )
+
+
+def test_a_device_with_graphs_reserves_slots_unless_told_otherwise() -> None:
+    assert parse(["--device", "cuda"]).expert_slots == "reserved"
+    assert parse(CPU).expert_slots == "exact"
+    assert parse([*CPU, "--flexfloor-expert-slots=reserved"]).expert_slots == "reserved"
+
+
+def test_a_parked_rank_may_keep_everything() -> None:
+    assert parse([*CPU, "--flexfloor-park-frees", ""]).park_frees == ()
+
+
+def test_no_other_spelling_of_a_flag_slips_past_elastic_membership() -> None:
+    listed = {*SWITCHES, *ONLY}
+    spellings = [names for names in sglang_flag_spellings() if listed & names]
+    assert len(spellings) >= 30
+    assert [names - listed for names in spellings if names - listed] == []
+    assert listed - set().union(*spellings) == set(), "SGLang has no such flag"
+
+
+def sglang_flag_spellings() -> Iterator[set[str]]:
+    """Per field of SGLang's arguments all its flags, read from its source."""
+    folder = verify.installed_root() / "sglang/srt/arg_groups/fields"
+    for file in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                given = [word for word in ast.walk(node.annotation) if isinstance(word, ast.keyword)]
+                texts = {word.arg: ast.literal_eval(word.value) for word in given if word.arg in SPELLINGS}
+                name = texts.get("cli_name", "--" + node.target.id.replace("_", "-"))
+                yield {name, *texts.get("aliases", ())}
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        (["--enable-eplb"], [("--enable-eplb", "on")]),
+        (["--quantization", "fp8"], [("--quantization", "fp8")]),
+        (["--grpc-mode=x", "--enable-lora", "--tp", "4"], [("--grpc-mode", "x"), ("--enable-lora", "on")]),
+        (["--pp-size", "1", "--nnodes=1", "--disaggregation-mode", "null"], []),
+        (["--pp-size=2", "--pp-size", "1"], [("--pp-size", "2")]),
+        (["--load-balance-method", "total_tokens"], []),
+        (["--load-balance-method=random"], [("--load-balance-method", "random")]),
+        (["--nnodes", "--tp", "4"], [("--nnodes", "")]),
+        (["--nnodes"], [("--nnodes", "")]),
+    ],
+)
+def test_what_elastic_membership_cannot_be_combined_with(
+    flags: list[str], found: list[tuple[str, str]]
+) -> None:
+    assert [(row.flag, row.value) for row in unsupported(flags)] == found
 
 
 @pytest.mark.parametrize(
@@ -47,7 +133,32 @@ def test_number_of_ranks(flags: list[str], num_ranks: int) -> None:
         ),
         (["--flexfloor-collectives", "shm"], "works on the CPU, not on device auto. Fix: add --device cpu"),
         ([*CPU, "--nnodes=2", "--flexfloor-collectives=shm"], "within one host only"),
-        ([*CPU, "--flexfloor-floor", "2"], "--flexfloor-floor=2: there is no such flag"),
+        ([*CPU, "--flexfloor-flor", "2"], "--flexfloor-flor=2: there is no such flag"),
+        ([*CPU, "--flexfloor-floor=few"], "--flexfloor-floor=few: not a number of ranks"),
+        ([*CPU, "--flexfloor-floor=-1"], "--flexfloor-floor=-1: not a number of ranks"),
+        ([*CPU, "--flexfloor-floor"], "--flexfloor-floor=: not a number of ranks"),
+        ([*CPU, "--flexfloor-prepare-timeout", "0"], "--flexfloor-prepare-timeout=0: not a time in seconds"),
+        ([*CPU, "--flexfloor-prepare-timeout", "1.2.3"], "=1.2.3: not a time in seconds"),
+        ([*CPU, "--flexfloor-prepare-timeout", "soon"], "Fix: give a positive number"),
+        ([*CPU, "--flexfloor-delays", "0.5"], "--flexfloor-delays=0.5: not probability,min_s,max_s,seed"),
+        ([*CPU, "--flexfloor-delays", "0.5,1,2,x"], "Fix: for example 0.01,0.2,2,0"),
+        ([*CPU, "--flexfloor-membership", "often"], "=often: unknown. Fix: one of static, elastic"),
+        ([*CPU, *ELASTIC], "needs several ranks that are attention-DP and EP ranks at once"),
+        ([*CPU, *FOUR[:4], "--dp=4", *ELASTIC], "give --tp-size N --dp-size N --ep-size N"),
+        (
+            [*CPU, *FOUR, *DENSE, "--ep-size=2", *ELASTIC],
+            "--flexfloor-membership=elastic: one rank is one worker, so --tp-size, --dp-size and --ep-size",
+        ),
+        ([*CPU, *FOUR, *DENSE, *ELASTIC, "--flexfloor-floor=0"], "--flexfloor-floor=0: there are 4 ranks"),
+        ([*CPU, *FOUR, *DENSE, *ELASTIC, "--flexfloor-floor=5"], "Fix: take 1 to 4"),
+        (
+            [*CPU, *FOUR, *DENSE, *ELASTIC, "--flexfloor-expert-slots", "many"],
+            "--flexfloor-expert-slots=many: unknown. Fix: one of exact, reserved",
+        ),
+        (
+            [*CPU, *FOUR, *DENSE, *ELASTIC, "--flexfloor-park-frees", "kv,graphs"],
+            "--flexfloor-park-frees=kv,graphs: unknown. Fix: any of experts, kv, dense",
+        ),
         ([*CPU, "--tp", "four"], "--tp-size=four: not a positive integer"),
         (["--tp", "4", "--dp", "4", "--enable-dp-attention"], "Fix: add --enable-dp-lm-head"),
         (
@@ -61,6 +172,52 @@ def test_refusals_name_flag_value_and_fix(flags: list[str], text: str) -> None:
     with pytest.raises(SystemExit) as refused:
         parse(flags)
     assert text in str(refused.value)
+
+
+@pytest.fixture
+def elastic_args() -> ServeArgs:
+    return parse([*CPU, *FOUR, *DENSE, *ELASTIC, "--port", "31007"])
+
+
+def test_the_managers_folder_is_private_and_its_token_new(elastic_args: ServeArgs, tmp_path: Path) -> None:
+    args = replace(elastic_args, folder=str(tmp_path / "a" / "m"))
+    folder = Path(serve.prepare_folder(args))
+    assert folder == tmp_path / "a" / "m"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    first = Endpoint.read(folder)
+    # What an earlier server left would lead ranks to each other's dead sockets.
+    (folder / "groups").write_text("old")
+    serve.prepare_folder(args)
+    assert not (folder / "groups").exists()
+    assert Endpoint.read(folder).token != first.token
+    assert Endpoint.read(folder).address == first.address == f"ipc://{folder}/manager.sock"
+
+
+def test_without_a_folder_there_is_one_per_port(
+    elastic_args: ServeArgs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert serve.prepare_folder(elastic_args) == str(tmp_path / "flexfloor-31007")
+    assert serve.prepare_folder(parse(CPU)) == str(tmp_path / "flexfloor-30000")
+
+
+def test_a_relative_folder_is_the_same_for_every_process(
+    elastic_args: ServeArgs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert serve.prepare_folder(replace(elastic_args, folder="m")) == str(tmp_path / "m")
+
+
+def test_a_folder_that_cannot_be_kept_from_others_ends_the_start(
+    elastic_args: ServeArgs, tmp_path: Path
+) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "file").touch()
+    for name in ("open", "file", "x" * 100):
+        folder = tmp_path / name
+        with pytest.raises(SystemExit) as refused:
+            serve.prepare_folder(replace(elastic_args, folder=str(folder)))
+        assert str(refused.value).startswith(f"flexfloor-serve: --flexfloor-folder={folder}: ")
 
 
 def test_profile_fills_only_what_is_not_given() -> None:
@@ -125,7 +282,8 @@ def test_the_server_takes_over_the_pid_and_can_read_the_configuration(tmp_path: 
     pid, argv, config = json.loads(stdout)
     assert pid == process.pid
     assert argv == ["--device", "cuda", "--model-path", "m"]
-    assert config == {"device": "cuda", "collectives": "gloo", "left_out": []}
+    expected = plugin_config.PluginConfig(device="cuda", expert_slots="reserved")
+    assert config == json.loads(plugin_config.dump(expected))
 
 
 def test_a_list_of_plugins_without_ours_is_refused() -> None:
@@ -137,4 +295,7 @@ def test_a_list_of_plugins_without_ours_is_refused() -> None:
 
 def test_help_names_our_flags(capsys: pytest.CaptureFixture[str]) -> None:
     serve.main(["--help"])
-    assert "--flexfloor-collectives gloo|shm" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "--flexfloor-collectives gloo|shm" in text
+    for name in ("membership", "floor", "folder", "expert-slots", "park-frees", "prepare-timeout", "delays"):
+        assert f"\n  --flexfloor-{name} " in text
