@@ -111,9 +111,15 @@ def connect(coordinator: Any) -> None:
 
 
 def barrier(coordinator: Any) -> None:
-    """Wait until every member of a group that is not yet in use has come this far."""
-    if coordinator.world_size > 1:
-        dist.barrier(group=coordinator.cpu_group)
+    """Wait until every member has come this far."""
+    dist.barrier(group=coordinator.cpu_group)
+
+
+def gather_objects(coordinator: Any, value: object) -> list[Any]:
+    """Every member's value, in group order; also a barrier. For a group that is not yet in use."""
+    gathered: list[Any] = [None] * coordinator.world_size
+    dist.all_gather_object(gathered, value, group=coordinator.cpu_group)
+    return gathered
 
 
 def restamp(scheduler: Any, coordinator: Any) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from flexfloor.experts.placement import ExpertPlacement, Transfer, transfers
 from sglang_patches.elastic.expert_slots import ExpertLayers, StagedExperts
-from sglang_patches.elastic.groups import GroupFactory, barrier
+from sglang_patches.elastic.groups import GroupFactory, gather_objects
 from sglang_patches.elastic.memory import dense_tensors
 from sglang_patches.elastic.transfer import Move, TransferGroup
 
@@ -41,6 +41,11 @@ class Plan:
     old_placement: ExpertPlacement
     new_placement: ExpertPlacement
     ready: threading.Event = field(default_factory=threading.Event)
+    """Its switch can be voted for. Where ranks return it is certain from here on."""
+    dropped: threading.Event = field(default_factory=threading.Event)
+    """It will never be ready."""
+    is_withdrawn: bool = False
+    """This rank was asked to cancel; whether that came in time, `ready` or `dropped` will say."""
     coordinator: Any = None
     staged: StagedExperts | None = None
     num_bytes: int = 0
@@ -70,6 +75,7 @@ class Preparer:
         *,
         resume_memory: Callable[[], None],
         moves_dense: bool,
+        weight_version: Callable[[], object],
         delay: Callable[[str], None],
     ) -> None:
         self._ep_rank = ep_rank
@@ -80,10 +86,11 @@ class Preparer:
         self._experts = experts
         self._resume_memory = resume_memory
         self._moves_dense = moves_dense
+        self._weight_version = weight_version
         self._delay = delay
         self._plans: queue.SimpleQueue[Plan] = queue.SimpleQueue()
         self.done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable once a plan has become ready."""
+        """Readable once a plan has become ready or was dropped."""
         threading.Thread(target=self._run, name="flexfloor-prepare", daemon=True).start()
 
     def submit(self, plan: Plan) -> None:
@@ -100,17 +107,17 @@ class Preparer:
                 started_s = time.monotonic()
                 self._delay("prepare")
                 with torch.no_grad():
-                    self._prepare(plan)
+                    is_ready = self._prepare(plan)
                 plan.prepared_s = time.monotonic() - started_s
             # Outermost loop of the thread. A rank that is not ready never votes: the manager's deadline ends
             # the change and says which rank it was, and the log says why.
             except Exception:
                 logger.exception("ep_rank=%d cannot prepare %s", self._ep_rank, plan.describe())
-                continue
-            plan.ready.set()
+                is_ready = False
+            (plan.ready if is_ready else plan.dropped).set()
             os.eventfd_write(self.done_fd, 1)
 
-    def _prepare(self, plan: Plan) -> None:
+    def _prepare(self, plan: Plan) -> bool:
         is_member = self._ep_rank in plan.members
         self._transfer.settle()
         if self._ep_rank in plan.joiners:
@@ -119,10 +126,16 @@ class Preparer:
             plan.coordinator = self._groups.coordinator(plan.members, plan.membership_epoch)
             plan.staged = self._experts.stage(plan.new_placement.experts_on(self._ep_rank))
         plan.num_bytes = self._move_experts(plan) + self._move_dense(plan)
-        if is_member and plan.joiners:
-            # A rank that returns enters the new group at once and waits there: by then no member may be able
-            # to drop the change any more.
-            barrier(plan.coordinator)
+        # A rank that returns enters the new group at once and waits there. So all members settle together
+        # whether the change takes place; after that nobody can drop it.
+        return self._all_want(plan) if is_member and plan.joiners else True
+
+    def _all_want(self, plan: Plan) -> bool:
+        answers = gather_objects(plan.coordinator, (not plan.is_withdrawn, self._weight_version()))
+        versions = sorted({str(version) for _, version in answers})
+        if len(versions) > 1:
+            logger.error("ep_rank=%d %s: weights differ: %s", self._ep_rank, plan.describe(), versions)
+        return all(is_wanted for is_wanted, _ in answers) and len(versions) == 1
 
     def _move_experts(self, plan: Plan) -> int:
         rows = [

@@ -80,6 +80,7 @@ class ElasticRuntime:
             self._switch(self._plan)
         for order in self._link.orders():
             self._take(order)
+        self._settle_withdrawn()
         if self._is_draining:
             self._report_drained()
         self._cancel_when_busy()
@@ -130,13 +131,29 @@ class ElasticRuntime:
 
     def _cancel(self, epoch: int) -> None:
         plan = self._plan
-        is_settled = epoch <= self._epoch
-        if plan is not None and plan.membership_epoch == epoch:
-            is_committed = bool(plan.joiners) and plan.ready.is_set()
-            is_settled = plan.agreed or is_committed
-            if not is_settled:
-                self._plan = None
-        self._link.send(CancelAnsweredMsg(membership_epoch=epoch, dropped=not is_settled))
+        if plan is None or plan.membership_epoch != epoch:
+            self._answer_cancel(epoch, is_dropped=epoch > self._epoch)
+        elif plan.agreed or not plan.joiners:
+            self._answer_cancel(epoch, is_dropped=not plan.agreed)
+        else:
+            # Where ranks return, all members settle together in the background; see `Preparer`.
+            plan.is_withdrawn = True
+
+    def _settle_withdrawn(self) -> None:
+        """Answer a cancel once it is known what came of it."""
+        plan = self._plan
+        if plan is None or not plan.is_withdrawn:
+            return
+        if plan.ready.is_set():
+            plan.is_withdrawn = False
+            self._answer_cancel(plan.membership_epoch, is_dropped=False)
+        elif plan.dropped.is_set():
+            self._answer_cancel(plan.membership_epoch, is_dropped=True)
+
+    def _answer_cancel(self, epoch: int, *, is_dropped: bool) -> None:
+        if is_dropped:
+            self._plan = None
+        self._link.send(CancelAnsweredMsg(membership_epoch=epoch, dropped=is_dropped))
 
     def _switch(self, plan: Plan) -> None:
         started_s = time.perf_counter()
@@ -191,6 +208,9 @@ class ElasticRuntime:
                 self._take(order)
             if self._preparer.done_fd in ready:
                 os.eventfd_read(self._preparer.done_fd)
+                if self._plan is not None and self._plan.dropped.is_set():
+                    self._memory.release()
+            self._settle_withdrawn()
             plan = self._plan
             if plan is not None and self.ep_rank in plan.members and plan.ready.is_set():
                 self._switch(plan)

@@ -81,6 +81,7 @@ def _build(scheduler: Any, config: PluginConfig, placement: ExpertPlacement) -> 
         TransferGroup(groups, num_ranks, torch.device(scheduler.tp_group.device)),
         experts,
         resume_memory=memory.resume,
+        weight_version=_weight_version,
         moves_dense=memory.loses_dense,
         delay=Delays(config.delays, ep_rank, "prepare").at,
     )
@@ -95,15 +96,20 @@ def _store(config: PluginConfig) -> distributed_c10d.Store:
     return torch._C._distributed_c10d.FileStore(str(Path(config.folder) / "groups"))
 
 
+def _weight_version() -> object:
+    from sglang.srt.runtime_context import get_serving
+
+    return get_serving().weight_version
+
+
 def _hello(ep_rank: int, config: PluginConfig) -> HelloMsg:
     from sglang.srt.plugins.hook_registry import HookRegistry
-    from sglang.srt.runtime_context import get_serving
 
     return HelloMsg(
         ep_rank=ep_rank,
         incarnation=secrets.randbits(62),
         pid=os.getpid(),
-        weight_version=str(get_serving().weight_version),
+        weight_version=str(_weight_version()),
         flexfloor_version=version("flexfloor"),
         sglang_version=version("sglang"),
         patches=sorted(HookRegistry._patched),

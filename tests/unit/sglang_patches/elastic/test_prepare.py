@@ -73,6 +73,7 @@ class Rank:
         self.experts = ExpertLayers(self.model, block, NUM_EXPERTS, num_reserved_slots=num_reserved_slots)
         self.groups = Groups()
         self.journal: list[str] = []
+        self.weight_version = "7"
         self.preparer = Preparer(
             ep_rank,
             self.model,
@@ -81,6 +82,7 @@ class Rank:
             self.experts,
             resume_memory=lambda: self.journal.append("resume"),
             moves_dense=moves_dense,
+            weight_version=lambda: self.weight_version,
             delay=self.journal.append,
         )
 
@@ -96,14 +98,19 @@ class Group:
 
     def prepare(self, members: Sequence[int]) -> dict[int, Plan]:
         """All ranks' plans, ready to switch."""
+        plans = self.start(members)
+        for ep_rank, plan in plans.items():
+            assert plan.ready.wait(DEADLINE_S), f"ep_rank {ep_rank} is not prepared"
+        assert self.mail.num_unread == 0
+        return plans
+
+    def start(self, members: Sequence[int]) -> dict[int, Plan]:
+        """All ranks' plans, in preparation."""
         self.epoch += 1
         old, new = self.placement.members, rehome(self.placement, members)
         plans = {rank: self.plan(new) for rank in sorted({*old, *members})}
         for ep_rank, plan in plans.items():
             self.ranks[ep_rank].preparer.submit(plan)
-        for ep_rank, plan in plans.items():
-            assert plan.ready.wait(DEADLINE_S), f"ep_rank {ep_rank} is not prepared"
-        assert self.mail.num_unread == 0
         return plans
 
     def plan(self, new: ExpertPlacement) -> Plan:
@@ -149,7 +156,7 @@ def _sglang(monkeypatch: pytest.MonkeyPatch, moe_layers: None) -> None:
 
 def stand_in_for_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, "sglang.srt.layers.moe.fused_moe_triton.layer", FusedMoE=FusedMoE)
-    monkeypatch.setattr(prepare, "barrier", lambda _coordinator: None)
+    monkeypatch.setattr(prepare, "gather_objects", lambda _coordinator, value: [value])
 
 
 @pytest.mark.parametrize("num_reserved_slots", [0, 8])
@@ -233,3 +240,19 @@ def test_a_change_that_cannot_be_prepared_never_becomes_ready_and_the_next_one_d
     assert not broken.ready.is_set()
     assert "ep_rank=0 cannot prepare membership_epoch=0 members=(0, 1, 2, 3) -> (0, 1, 2, 3)" in caplog.text
     assert "no such device" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("others", "is_ready"),
+    [([(True, "7")], True), ([(False, "7")], False), ([(True, "8")], False)],
+)
+def test_a_return_takes_place_only_where_all_want_it_and_serve_the_same_weights(
+    monkeypatch: pytest.MonkeyPatch, others: list[tuple[bool, str]], is_ready: bool
+) -> None:
+    group = Group()
+    group.change((0, 1, 2))
+    monkeypatch.setattr(prepare, "gather_objects", lambda _coordinator, value: [value, *others])
+    plans = group.start((0, 1, 2, 3))
+    for plan in plans.values():
+        assert (plan.ready if is_ready else plan.dropped).wait(DEADLINE_S)
+        assert plan.ready.is_set() != plan.dropped.is_set()

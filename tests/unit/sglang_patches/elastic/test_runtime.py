@@ -219,11 +219,15 @@ def test_a_cancel_of_a_plan_that_never_came_keeps_it_from_ever_being_agreed(surv
 def test_a_change_that_brings_ranks_back_is_settled_once_it_is_prepared(
     survivor: Rank, is_ready: bool
 ) -> None:
-    """The rank that returns waits in the new group by then."""
+    """The rank that returns waits in the new group by then, so all settle together, and only then answer."""
     survivor.loop(GROW)
-    if is_ready:
-        survivor.preparer.finish()
+    (plan,) = survivor.preparer.plans
     survivor.loop(CancelMsg(membership_epoch=2))
+    assert survivor.link.sent == []
+    assert plan.is_withdrawn
+    (plan.ready if is_ready else plan.dropped).set()
+    survivor.loop()
+    survivor.loop()
     assert survivor.link.sent == [CancelAnsweredMsg(membership_epoch=2, dropped=not is_ready)]
     assert survivor.gather() == (2 if is_ready else 0)
 
