@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 from job import END_DEADLINE_S, SMALL, START_DEADLINE_S, Job, running_job
+from shared_server import SharedServer
 from transformers import AutoConfig, AutoTokenizer
 
 from flexfloor.report.metrics import read_metrics
@@ -66,11 +67,14 @@ def test_a_dead_rank_ends_the_run_with_its_story_and_nothing_is_left_running(tmp
 
 
 @pytest.fixture(scope="module")
-def finished(shared_server_url: str, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A run of five steps to its end, on the shared server."""
+def finished(
+    shared_server: SharedServer, shared_server_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Job:
+    """A run of five steps to its end with an elastic group, on the shared server."""
     folder = tmp_path_factory.mktemp("train") / "finished"
-    attach = f"cluster.server_url={shared_server_url}"
-    with running_job(folder, [*SMALL, attach, f"num_steps={NUM_STEPS}"]) as job:
+    attach = [f"cluster.server_url={shared_server_url}"]
+    attach += [f"membership.folder={shared_server.membership_folder}"]
+    with running_job(folder, [*SMALL, *attach, f"num_steps={NUM_STEPS}"]) as job:
         assert job.wait(START_DEADLINE_S + NUM_STEPS * 30) == 0, job.text
     return job
 
@@ -92,6 +96,19 @@ def test_every_response_is_there_once_with_its_weights(finished: Job) -> None:
     assert counts == [index % 4 for index in range(RESPONSES_PER_STEP)]
 
 
+def test_ranks_leave_and_count_for_less(finished: Job) -> None:
+    records = read_metrics(finished.run_dir)
+
+    def total(name: str) -> float:
+        return sum(record[name] for record in records)
+
+    # Not in every step: all ranks may end at once.
+    assert total("membership/num_released") > 0
+    assert total("occupancy/worker_iterations") < total("occupancy/static_worker_iterations")
+    assert total("occupancy/occupied_worker_s") < total("occupancy/static_occupied_worker_s")
+    assert "a static group" in finished.text
+
+
 def test_the_weights_change_in_every_step(finished: Job) -> None:
     assert len(set(checksums(finished))) == NUM_STEPS + 1
 
@@ -110,11 +127,11 @@ def test_the_screen_shows_a_line_a_step_and_the_table(finished: Job) -> None:
     assert "tail idle, share of worker time" in finished.text
 
 
-def test_the_same_seed_draws_the_same_and_ctrl_c_ends_all_in_time(
+def test_a_static_group_draws_the_same_and_ctrl_c_ends_all_in_time(
     finished: Job, shared_server_url: str, tmp_path: Path
 ) -> None:
     attach = f"cluster.server_url={shared_server_url}"
-    with running_job(tmp_path / "again", [*SMALL, attach, "num_steps=1000"]) as job:
+    with running_job(tmp_path / "again", [*SMALL, attach, "membership=static", "num_steps=1000"]) as job:
         job.wait_for_steps(NUM_STEPS)
         children = job.descendants()
         assert children

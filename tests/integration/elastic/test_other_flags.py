@@ -8,6 +8,7 @@ import psutil
 import pytest
 from rollouts import assert_same, make_requests, run_elastic, run_static
 from server import Server, start_server
+from soak import soak
 
 from flexfloor.membership.client import DriverClient
 from flexfloor.membership.endpoint import Endpoint
@@ -17,6 +18,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.late, pytest.mark.timeout(900
 
 START_DEADLINE_S = 600.0
 FLAGS = ["--flexfloor-membership", "elastic", "--flexfloor-floor", "2"]
+# Each rank stops now and then, in its loop, in a preparation or in the middle of a switch.
+FLAGS += ["--flexfloor-delays", "0.003,0.2,0.5,1"]
 FLAGS += ["--flexfloor-expert-slots", "reserved", "--flexfloor-park-frees", "experts,kv,dense"]
 FLAGS += ["--disable-overlap-schedule", "--chunked-prefill-size", "8", "--max-total-tokens", "96"]
 
@@ -46,8 +49,8 @@ def test_tokens_stay_with_retractions_and_chunks(small: tuple[Server, Path], cli
     server = small[0]
     rows: list[list[int]] = [[] for _ in order]
     for place, rank in enumerate(order):
-        # Four of these do not fit into 96 tokens of KV together, so some queue.
-        rows[rank] = [14 + 8 * place] * 4
+        # Four of the longest do not fit into 96 tokens of KV together, so some queue.
+        rows[rank] = [10 + 6 * place] * 4
     requests = make_requests(rows, seed=11)
     oracle = run_static(server, requests)
     answers, results = run_elastic(server, client, requests, floor=2)
@@ -71,6 +74,11 @@ def test_a_rank_that_gave_back_everything_serves_again(
         assert rank.is_running()
         assert client.rejoin().ok
         assert_same(oracle, run_static(server, requests))
+
+
+def test_random_rollouts_with_delays(small: tuple[Server, Path], client: DriverClient) -> None:
+    result = soak(small[0], client, num_rollouts=2, seed=2, max_tokens=24)
+    assert (result.num_hangs, result.num_identical) == (0, 2), result.mismatches
 
 
 def test_the_floor_of_the_reserved_slots_holds(small: tuple[Server, Path], client: DriverClient) -> None:
