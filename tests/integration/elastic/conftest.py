@@ -8,10 +8,10 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "sglang"))
 
-from flexfloor.membership.client import DriverClient
 from server import Server
 from shared_server import SharedServer
 
+from flexfloor.membership.client import DriverClient
 from flexfloor.membership.endpoint import Endpoint
 
 DEADLINE_S = 60.0

@@ -21,6 +21,7 @@ FLAGS = ["--flexfloor-membership", "elastic", "--flexfloor-floor", "2"]
 # Each rank stops now and then, in its loop, in a preparation or in the middle of a switch.
 FLAGS += ["--flexfloor-delays", "0.003,0.2,0.5,1"]
 FLAGS += ["--flexfloor-expert-slots", "reserved", "--flexfloor-park-frees", "experts,kv,dense"]
+FLAGS += ["--flexfloor-member-sets", "1,2;0,2,3"]
 FLAGS += ["--disable-overlap-schedule", "--chunked-prefill-size", "8", "--max-total-tokens", "96"]
 
 
