@@ -17,9 +17,17 @@ from flexfloor.membership.endpoint import Endpoint
 DEADLINE_S = 60.0
 
 
+@pytest.fixture(scope="session")
+def loaded_server(shared_server_url: str, shared_checkpoint: Path) -> Server:
+    """With weights that are sure of something, whatever tests before this room have left in it."""
+    server = Server(url=shared_server_url, num_ranks=4)
+    server.post("update_weights_from_disk", model_path=str(shared_checkpoint), weight_version="7000")
+    return server
+
+
 @pytest.fixture
-def server(shared_server_url: str) -> Server:
-    return Server(url=shared_server_url, num_ranks=4)
+def server(loaded_server: Server) -> Server:
+    return loaded_server
 
 
 @pytest.fixture

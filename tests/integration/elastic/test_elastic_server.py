@@ -138,10 +138,10 @@ def test_a_weight_update_by_a_stranger_reaches_ranks_that_were_away(
     requests = make_requests(lengths((0, 1, 2, 3)), seed=10)
     oracle = run_static(server, requests)
     assert client.release([0, 2]).ok
-    server.post("update_weights_from_disk", model_path=str(shared_checkpoint), weight_version="disk-1")
+    server.post("update_weights_from_disk", model_path=str(shared_checkpoint), weight_version="7001")
     status = client.status()
     assert status.members == (0, 1, 2, 3)
-    assert set(status.weight_versions.values()) == {"disk-1"}
+    assert set(status.weight_versions.values()) == {"7001"}
     assert_same(oracle, run_static(server, requests))
 
 
@@ -152,7 +152,7 @@ def test_new_weights_reach_ranks_that_were_away(
     before = run_static(server, requests)
     other = sharp_tiny_moe(tmp_path / "other", seed=1)
     assert client.release([1, 3]).ok
-    server.post("update_weights_from_disk", model_path=str(other), weight_version="other")
+    server.post("update_weights_from_disk", model_path=str(other), weight_version="7002")
     after = run_static(server, requests)
     assert len(compare(before, after).mismatches) > len(requests) // 2
     # The ranks that were away serve the same weights as those that stayed: moved, every prompt says the same.
@@ -163,7 +163,7 @@ def test_new_weights_reach_ranks_that_were_away(
     ]
     assert_same(after, run_static(server, moved))
     assert_same(after, run_elastic(server, client, requests)[0])
-    server.post("update_weights_from_disk", model_path=str(shared_checkpoint), weight_version="first")
+    server.post("update_weights_from_disk", model_path=str(shared_checkpoint), weight_version="7003")
     assert_same(before, run_static(server, requests))
 
 
