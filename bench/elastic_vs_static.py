@@ -155,8 +155,8 @@ def gaps(times: dict[int, list[float]], first_s: float, last_s: float) -> list[f
 
 
 def figures(
-    rows: list[dict[str, Any]], transfers: list[dict[str, float]], switches: Any, options: dict
-) -> dict:
+    rows: list[dict[str, Any]], transfers: list[dict[str, float]], options: dict[str, Any]
+) -> dict[str, Any]:
     """The figures of the last line."""
     static = sum(row["static_worker_iterations"] for row in rows)
     elastic = sum(row["elastic_worker_iterations"] for row in rows)
