@@ -62,6 +62,10 @@ def start(tokenizer_manager: Any) -> None:
     _current = ServerMembership(tokenizer_manager)
 
 
+class CallRefused(RuntimeError):
+    """A control call that some rank could not take part in any more."""
+
+
 class ServerMembership:
     """Manager, routing and fences of one server."""
 
@@ -101,7 +105,7 @@ class ServerMembership:
         if refusal:
             # Not `_let_go`: a call that was never made has no counterpart to wait for.
             self.manager.unfence(fence_id)
-            raise RuntimeError(refusal)
+            raise CallRefused(refusal)
         try:
             yield len(status.members)
         finally:

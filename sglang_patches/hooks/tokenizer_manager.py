@@ -40,8 +40,11 @@ async def fence_disk_update(original: Callable[..., Any], tokenizer_manager: Any
     membership = serving.current()
     if membership is None:
         return await original(tokenizer_manager, request)
-    async with membership.fence(type(request).__name__):
-        reply = await original(tokenizer_manager, request)
+    try:
+        async with membership.fence(type(request).__name__):
+            reply = await original(tokenizer_manager, request)
+    except serving.CallRefused as refused:
+        return False, str(refused), 0
     if reply[0]:
         membership.record_weights(request.weight_version)
     return reply

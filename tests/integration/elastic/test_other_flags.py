@@ -87,3 +87,24 @@ def test_the_floor_of_the_reserved_slots_holds(small: tuple[Server, Path], clien
     refused = client.release([2])
     assert not refused.ok
     assert "floor" in refused.reason
+
+
+def test_a_rank_may_end_for_good(small: tuple[Server, Path], client: DriverClient) -> None:
+    """The last test of this server: nothing brings that rank back."""
+    server = small[0]
+    requests = make_requests([[12, 9], [12, 9], [12, 9], []], seed=18)
+    oracle = run_static(server, requests)
+    rank = psutil.Process(server.counters()[3]["pid"])
+    assert client.release([3], leave="exit").ok
+    gone, _ = psutil.wait_procs([rank], timeout=30.0)
+    assert gone == [rank]
+    assert_same(oracle, run_static(server, requests))
+    refused = client.rejoin([3])
+    assert not refused.ok
+    assert "exited" in refused.reason
+    # Experts of a rank that is gone could not be updated where they are now.
+    update = server.raw_post("update_weights_from_disk", model_path="anywhere")
+    assert update.status_code != 200
+    assert "left for good" in update.text
+    assert_same(oracle, run_static(server, requests))
+    assert client.status().members == (0, 1, 2)

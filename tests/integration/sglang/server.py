@@ -45,7 +45,11 @@ class Server:
 
     def post(self, route: str, **body: Any) -> Any:
         """Answer of a control route, e.g. `begin_weight_update`; None where it has no body."""
-        return self._checked(requests.post(f"{self.url}/{route}", json=body, timeout=REQUEST_DEADLINE_S))
+        return self._checked(self.raw_post(route, **body))
+
+    def raw_post(self, route: str, **body: Any) -> requests.Response:
+        """The reply whatever its status, for calls that are to be refused."""
+        return requests.post(f"{self.url}/{route}", json=body, timeout=REQUEST_DEADLINE_S)
 
     def counters(self) -> list[dict[str, int]]:
         """Iteration counters of each rank, in rank order."""
