@@ -196,6 +196,8 @@ class ElasticRuntime:
         poller.register(self._link.wake_fd, zmq.POLLIN)
         poller.register(self._preparer.done_fd, zmq.POLLIN)
         while True:
+            # No timeout of its own, so that a parked rank rests: the link's thread watches the manager, and
+            # wakes this one with a ManagerLostMsg when its deadline passes.
             ready = dict(poller.poll())
             self._link.beat()
             arrived = [inbox for inbox in inboxes if inbox in ready]

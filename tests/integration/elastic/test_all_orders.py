@@ -66,7 +66,7 @@ def test_every_order_gives_what_one_rank_gives(
 
 
 @pytest.mark.xfail(
-    reason="a rank rounds its partial sum of experts to bf16, so other groups of experts round otherwise",
+    reason="seen: 5 of 320 against 0; probably each rank rounds its partial sum to bf16 before the combine",
     strict=False,
 )
 def test_bf16_differs_no_more_than_the_static_group_from_itself(

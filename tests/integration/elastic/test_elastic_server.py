@@ -95,12 +95,12 @@ def test_late_work_during_a_release_is_not_lost(server: Server, client: DriverCl
     oracle = run_static(server, requests)
     for _ in range(5):
         with ThreadPoolExecutor(len(requests)) as pool:
-            asked = [client.submit_release([rank]) for rank in (1, 2)]
+            for rank in (1, 2):
+                client.submit_release([rank])
             futures = [pool.submit(generate, server, request) for request in requests]
             answers: list[Answer] = [future.result() for future in futures]
         assert_same(oracle, answers)
         assert client.rejoin().ok
-        assert len(asked) == 2
 
 
 def test_the_floor_refuses_with_the_numbers(server: Server, client: DriverClient) -> None:
@@ -207,7 +207,7 @@ def test_a_release_goes_on_when_its_caller_is_gone(
     assert_same(answers, run_static(server, requests))
 
 
-def test_a_parked_rank_costs_no_cpu_and_gives_its_memory_back(server: Server, client: DriverClient) -> None:
+def test_a_parked_rank_costs_no_cpu(server: Server, client: DriverClient) -> None:
     ranks = {row["dp_rank"]: psutil.Process(row["pid"]) for row in server.counters()}
     assert client.release([1, 2]).ok
     stop = threading.Event()
