@@ -28,17 +28,19 @@ def forward_local_experts(
     topk_ids: torch.Tensor,
     w13_weight: torch.Tensor,
     w2_weight: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Weighted sum over each token's experts that are local; id -1 means that another rank has the expert.
 
     x: [num_tokens, hidden]; topk_weights, topk_ids: [num_tokens, topk];
     w13_weight: [num_local_experts, 2 * inter, hidden] (gate rows, then up rows);
-    w2_weight: [num_local_experts, hidden, inter]. Returns [num_tokens, hidden] in x's dtype.
+    w2_weight: [num_local_experts, hidden, inter]. Returns [num_tokens, hidden] in `out_dtype`, which is x's
+    by default; a sum that is still to be added to other ranks' should not be rounded before.
     """
     is_small = topk_ids.numel() <= _MAX_COMPILED_PAIRS
     if is_small and _is_for_kernel(x, topk_weights, w13_weight, w2_weight):
         return _forward_compiled(x, topk_weights, topk_ids, w13_weight, w2_weight)
-    return _forward_grouped(x, topk_weights, topk_ids, w13_weight, w2_weight)
+    return _forward_grouped(x, topk_weights, topk_ids, w13_weight, w2_weight, out_dtype or x.dtype)
 
 
 def _is_for_kernel(*tensors: torch.Tensor) -> bool:
@@ -64,6 +66,7 @@ def _forward_grouped(
     topk_ids: torch.Tensor,
     w13_weight: torch.Tensor,
     w2_weight: torch.Tensor,
+    out_dtype: torch.dtype,
 ) -> torch.Tensor:
     """Two matrix products for each local expert that has tokens; all else once for all experts."""
     flat_ids = topk_ids.reshape(-1)
@@ -77,7 +80,7 @@ def _forward_grouped(
     gate, up = gate_up.chunk(2, dim=-1)
     _multiply_by_expert(functional.silu(gate).mul_(up), w2_weight, num_by_expert[1:], rows)
     scaled = rows.to(topk_weights.dtype).mul_(topk_weights.reshape(-1, 1)[by_expert])
-    return torch.zeros_like(x, dtype=scaled.dtype).index_add_(0, tokens, scaled).to(x.dtype)
+    return torch.zeros_like(x, dtype=scaled.dtype).index_add_(0, tokens, scaled).to(out_dtype)
 
 
 def _multiply_by_expert(

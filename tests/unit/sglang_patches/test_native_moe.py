@@ -93,6 +93,29 @@ def test_bfloat16_sums_in_float32(weights) -> None:
     torch.testing.assert_close(got.double(), reference(x, topk_weights, ids, w13, w2), atol=0.15, rtol=0.05)
 
 
+def test_bfloat16_partial_sums_are_rounded_once_however_the_experts_are_split(weights) -> None:
+    w13, w2 = (tensor.bfloat16() for tensor in weights)
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(64, HIDDEN, generator=generator).bfloat16()
+    topk_weights = torch.rand(64, 2, generator=generator)
+    ids = torch.stack([torch.randperm(NUM_EXPERTS, generator=generator)[:2] for _ in range(64)])
+    whole = forward_local_experts(x, topk_weights, ids, w13, w2)
+    for split in range(1, NUM_EXPERTS):
+        ranks = (range(split), range(split, NUM_EXPERTS))
+        parts = [_on_rank(x, topk_weights, ids, w13, w2, experts, torch.float32) for experts in ranks]
+        assert all(part.dtype is torch.float32 for part in parts)
+        assert torch.equal((parts[0] + parts[1]).bfloat16(), whole)
+    rounded = [_on_rank(x, topk_weights, ids, w13, w2, experts, None) for experts in ranks]
+    assert not torch.equal((rounded[0].float() + rounded[1].float()).bfloat16(), whole)
+
+
+def _on_rank(x, topk_weights, ids, w13, w2, experts, out_dtype) -> torch.Tensor:
+    """What a rank that has `experts` makes of it; the others are -1 to it."""
+    local = torch.where((ids >= experts.start) & (ids < experts.stop), ids - experts.start, -1)
+    part = slice(experts.start, experts.stop)
+    return forward_local_experts(x, topk_weights, local, w13[part], w2[part], out_dtype)
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
