@@ -1,7 +1,7 @@
 """What was planned, decided and seen in one rollout step: the driver writes it, reports read it. PURE.
 
-One JSON file a step, `RUN/schedule/step-000123.json`. Times are seconds since the step began. New fields go to
-the end, with a default.
+One JSON file a step, `RUN/schedule/step-000123.json`. Times are seconds since the step began. New fields go
+to the end, with a default.
 """
 
 from pathlib import Path
