@@ -1,6 +1,6 @@
 """The iterations of a rollout step: who was in the group and what each rank had to do. PURE.
 
-A rank records 16 bytes an iteration. Ranks of one group run their iterations in lockstep, so the k-th record
+A rank records 20 bytes an iteration. Ranks of one group run their iterations in lockstep, so the k-th record
 of a membership epoch is the same iteration on each of its members, and the rows of a step line up without a
 clock. With them a schedule that really ran can be priced under any clock.
 """
@@ -17,6 +17,7 @@ RECORD = np.dtype(
         ("prefill_tokens", "<u4"),  # new tokens that were prefilled; a rank that prefills does not decode
         ("num_running", "<u2"),  # responses that decode
         ("num_retracted", "<u2"),  # responses thrown back since the last record, for want of KV room
+        ("took_us", "<u4"),  # since this rank's last record, parking and empty loops included; 0 in its first
     ]
 )
 
@@ -35,6 +36,8 @@ class StepIterations:
     context_tokens: NDArray[np.int64]
     prefill_tokens: NDArray[np.int64]
     num_retractions: int
+    seconds: NDArray[np.float64] | None = None
+    """[num_rows], what each iteration took on the fastest member's record; None where it was not measured."""
 
     def __post_init__(self) -> None:
         rows = self.repeats.shape[0]
