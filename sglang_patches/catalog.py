@@ -64,7 +64,8 @@ PATCHES: tuple[Patch, ...] = (
         hook="fused_moe_native:moe_forward_native",
         hook_type="around",
         process="scheduler",
-        why="SGLang's fallback fails on topk id -1 (another rank's expert), and is slow on small batches.",
+        why="SGLang's fallback fails on topk id -1 (another rank's expert), is slow on small batches, and "
+        "rounds a rank's partial sum before the combine, so that bf16 output depends on who holds what.",
         upstream="not reported",
         remove_when="SGLang's CPU fallback supports expert parallelism.",
         checked={"0.5.23": "c18463b6979f"},

@@ -65,10 +65,6 @@ def test_every_order_gives_what_one_rank_gives(
         assert client.rejoin().ok
 
 
-@pytest.mark.xfail(
-    reason="seen: 5 of 320 against 0; probably each rank rounds its partial sum to bf16 before the combine",
-    strict=False,
-)
 def test_bf16_differs_no_more_than_the_static_group_from_itself(
     shared_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -87,8 +83,8 @@ def test_bf16_differs_no_more_than_the_static_group_from_itself(
                 num_static += len(compare(first, second).mismatches)
                 num_elastic += len(compare(first, answers).mismatches)
     print(f"bf16: of 320 sequences {num_static} static ones differ from static, {num_elastic} elastic ones")
-    # Two draws of one small rate: as many, and the spread of a count beside it.
-    assert num_elastic <= num_static + 3 * max(1.0, num_static**0.5)
+    # Top-2 sums are the same in either order when they are rounded after the combine, so equal means equal.
+    assert num_elastic <= num_static
 
 
 def _all_long() -> list[list[int]]:
