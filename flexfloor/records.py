@@ -11,6 +11,8 @@ from flexfloor.types import FinishReason
 
 LEDGER_FORMAT_VERSION = 1
 
+_MOVED = "moved to dp_rank "
+
 
 class StepOpened(Struct, frozen=True, array_like=True, tag="open"):
     """First record of every ledger file: one file is one rollout step under one weight_version."""
@@ -72,6 +74,17 @@ class Aborted(Struct, frozen=True, array_like=True, tag="abt"):
     at_s: float
     num_tokens: int
     reason: str
+
+    @property
+    def moved_to(self) -> int | None:
+        """The rank that a planned move took the response to; None where the attempt was lost."""
+        is_move = self.reason.startswith(_MOVED)
+        return int(self.reason.removeprefix(_MOVED)) if is_move else None
+
+
+def moved_reason(dp_rank: int) -> str:
+    """`Aborted.reason` of an attempt that was ended to continue on another rank."""
+    return f"{_MOVED}{dp_rank}"
 
 
 LedgerRecord = StepOpened | Submitted | Progress | Finished | Aborted

@@ -49,6 +49,52 @@ class Placement(StrEnum):
     round_robin = "round_robin"
     """verl's baseline inside one EP group: arrival order over the ranks, whatever the lengths."""
     least_inflight = "least_inflight"
+    """The rank with the fewest unfinished responses, in arrival order."""
+    chunked = "chunked"
+    """Equal contiguous chunks of the request order."""
+    balanced = "balanced"
+    """Even counts and like work on every rank, by predicted length, longest first."""
+    tiers = "tiers"
+    """Long ones together on ranks that stay to the end, or balanced where the throughput guard forbids it."""
+
+
+class Batching(StrEnum):
+    fifo = "fifo"
+    """Data order."""
+    length_bucketed = "length_bucketed"
+    """Prompts of like predicted length, out of a window of a few steps, make a rollout step."""
+
+
+class StartingSize(StrEnum):
+    full = "full"
+    """Every rank serves from the start of a step."""
+    auto = "auto"
+    """As many as the step's predicted work pays for, within the throughput guard."""
+
+
+class ReleaseRule(StrEnum):
+    """Which ranks leave the group during a step, and what wall time may be paid for it."""
+
+    drained = "drained"
+    """A rank leaves when it has no response left, and never because of the cost model."""
+    guarded = "guarded"
+    """Drained ranks leave; responses move where that costs next to no wall time."""
+    eager = "eager"
+    """As `guarded` at a lower price of wall time and a wider budget."""
+    max = "max"
+    """Worker time first: wall time has its price, but no budget."""
+
+
+class ClockName(StrEnum):
+    """What the cost model takes an iteration to cost."""
+
+    auto = "auto"
+    """The cluster's GPU; `neutral` on CPU."""
+    neutral = "neutral"
+    """Every iteration costs the same, whatever the group and its load."""
+    h100 = "h100"
+    h200 = "h200"
+    h20 = "h20"
 
 
 class DataSource(StrEnum):

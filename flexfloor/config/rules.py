@@ -5,6 +5,7 @@ from flexfloor.config.checks import divides, require
 from flexfloor.config.machine import check_machine
 from flexfloor.config.membership_rules import check_membership
 from flexfloor.config.memory import USABLE_SHARE, rollout_memory, shares_devices, trainer_bytes
+from flexfloor.config.scheduling_rules import check_scheduling
 from flexfloor.config.schema import (
     Collectives,
     DataSource,
@@ -36,6 +37,7 @@ def validate(config: TrainConfig, *, check_files: bool = True) -> None:
         _check_dropped_batch,
         _check_collectives,
         check_membership,
+        check_scheduling,
         _check_weight_sync,
         _check_offload,
         _check_tiny_model,

@@ -23,6 +23,7 @@ from flexfloor.config.choices import ModelSource as ModelSource
 from flexfloor.config.choices import Placement as Placement
 from flexfloor.config.choices import WeightSyncPath as WeightSyncPath
 from flexfloor.config.data_rules import check_reward, check_source
+from flexfloor.config.scheduling import SchedulingConfig as SchedulingConfig
 from flexfloor.config.server_args import check_server_args
 
 MAX_SEED = 2**31
@@ -210,8 +211,6 @@ class MembershipConfig:
     mode: MembershipMode = MISSING
     floor: int = 1
     """Fewest ranks that may serve (`elastic` only)."""
-    release_after_s: float = 0.0
-    """A rank without responses stays so long before it leaves, in case that late work comes."""
     operation_timeout_s: float = 120.0
     """Longest wait for a release or a rejoin; a change that is not prepared by then is cancelled."""
     folder: str | None = None
@@ -226,7 +225,6 @@ class MembershipConfig:
     def __post_init__(self) -> None:
         complete(self, "membership")
         at_least(self, "membership", 1, "floor")
-        at_least(self, "membership", 0, "release_after_s")
         positive(self, "membership", "operation_timeout_s")
         unknown = sorted(set(self.park_frees) - set(PARK_FREES))
         require(
@@ -236,14 +234,6 @@ class MembershipConfig:
             f"unknown: {', '.join(unknown)}",
             f"take from {', '.join(PARK_FREES)}",
         )
-
-
-@dataclass(kw_only=True)
-class SchedulingConfig:
-    placement: Placement = MISSING
-
-    def __post_init__(self) -> None:
-        complete(self, "scheduling")
 
 
 @dataclass(kw_only=True)

@@ -3,22 +3,22 @@
 from collections.abc import Mapping, Sequence
 
 from flexfloor.rollout.occupancy import Occupancy
-from flexfloor.rollout.step import RolloutResult
+from flexfloor.rollout.scheduled_step import ScheduledResult
+from flexfloor.schedule_record import StepSchedule
 from flexfloor.training.messages import SyncStats, TrainStats
 
 
 def step_metrics(
     *,
     rewards: Sequence[float],
-    result: RolloutResult,
-    occupancy: Occupancy,
-    num_released: int,
-    num_refused: int,
+    drawn: ScheduledResult,
+    schedule: StepSchedule,
     train: TrainStats,
     sync: SyncStats,
     seconds: Mapping[str, float],
 ) -> dict[str, float]:
     """One flat record; `seconds` are the phases' wall times by name."""
+    result, occupancy = drawn.result, drawn.occupancy
     return {
         "reward/mean": sum(rewards) / len(rewards),
         "reward/min": min(rewards),
@@ -28,8 +28,14 @@ def step_metrics(
         "rollout/num_responses": len(result.responses),
         "rollout/num_retries": result.num_retries,
         "rollout/num_duplicates": result.num_duplicates,
-        "membership/num_released": num_released,
-        "membership/num_refused": num_refused,
+        "membership/num_released": drawn.num_released,
+        "membership/num_refused": drawn.num_refused,
+        "schedule/num_moves": result.num_moves,
+        "schedule/num_decisions": len(schedule.decisions),
+        "schedule/num_retractions": schedule.num_retractions,
+        "schedule/starting_size": len(schedule.starting_members),
+        "schedule/is_bucketed": float(schedule.batching == "length_bucketed"),
+        **{f"prediction/{name}": value for name, value in schedule.calibration.items()},
         **_train_metrics(train),
         "sync/num_bytes": sync.num_bytes,
         **{f"time/{name}_s": value for name, value in seconds.items()},

@@ -20,7 +20,9 @@ from flexfloor.driver.figures import step_metrics
 from flexfloor.driver.prepare import prepare_model
 from flexfloor.driver.prompts import TokenizedPrompt, load_tokenized_prompts, load_tokenizer
 from flexfloor.driver.rollout_phase import RolloutOutcome, RolloutPhase
+from flexfloor.driver.scheduling import open_scheduler
 from flexfloor.driver.services import Services, private_socket_dir
+from flexfloor.driver.step_scheduler import StepScheduler
 from flexfloor.processes import ChildProcesses
 from flexfloor.report.console import RunConsole, occupation_rows, summary_rows
 from flexfloor.report.metrics import MetricsLog, read_metrics
@@ -60,6 +62,8 @@ def run(config: TrainConfig) -> int:
             )
         )
         metrics = stack.enter_context(MetricsLog.open(run_dir, config.logging, asdict(config)))
+        order = PromptOrder(num_prompts=len(prompts), seed=config.seed, drop_last=config.data.drop_last)
+        scheduler = stack.enter_context(open_scheduler(config, prompts, order))
         model_path = prepare_model(config, services, console)
         server_url = services.start_server(model_path)
         trainer_start = services.start_trainer(model_path, "trainer")
@@ -67,6 +71,8 @@ def run(config: TrainConfig) -> int:
             config,
             server_url=server_url,
             membership_folder=services.membership_folder,
+            iteration_log=services.iteration_log,
+            scheduler=scheduler,
             tokenizer=tokenizer,
             rewards=rewards,
             console=console,
@@ -79,7 +85,7 @@ def run(config: TrainConfig) -> int:
             f"ready: rollout on {config.rollout.ep_size} ranks, training on {config.trainer.num_ranks}"
         )
         with services.blamed():
-            Run(config, prompts, rollout, trainer, server_url, metrics, console).steps()
+            Run(config, prompts, scheduler, rollout, trainer, server_url, metrics, console).steps()
         if config.save_hf:
             trainer.save_hf(str(run_dir / "hf"))
     _show_summary(config, console)
@@ -93,6 +99,7 @@ class Run:
         self,
         config: TrainConfig,
         prompts: list[TokenizedPrompt],
+        scheduler: StepScheduler,
         rollout: RolloutPhase,
         trainer: TrainerClient,
         server_url: str,
@@ -101,6 +108,7 @@ class Run:
     ) -> None:
         self._config = config
         self._prompts = prompts
+        self._scheduler = scheduler
         self._rollout = rollout
         self._trainer = trainer
         self._server_url = server_url
@@ -110,14 +118,16 @@ class Run:
 
     def steps(self) -> None:
         config = self._config
-        order = PromptOrder(num_prompts=len(self._prompts), seed=config.seed, drop_last=config.data.drop_last)
         weight_version = FIRST_WEIGHT_VERSION
         # Also for a server that was there before: from here on its weights are known to be the trainer's.
         self._sync(weight_version)
         for step in range(config.num_steps):
-            batch = [self._prompts[index] for index in order.batch(step, config.rollout.num_prompt_groups)]
+            batch = self._scheduler.batch(step)
+            prompts = [self._prompts[index] for index in batch.indices]
             with self._timed("rollout"):
-                outcome = self._rollout.run(batch, rollout_step=step, weight_version=weight_version)
+                outcome = self._rollout.run(
+                    prompts, batch=batch, rollout_step=step, weight_version=weight_version
+                )
             with self._timed("train"):
                 stats = self._train(outcome)
             weight_version += 1
@@ -134,7 +144,7 @@ class Run:
             )
 
     def _train(self, outcome: RolloutOutcome) -> TrainStats:
-        responses = {response.response_id: response for response in outcome.result.responses}
+        responses = {response.response_id: response for response in outcome.drawn.result.responses}
         sequences = train_sequences(
             outcome.requests, responses, outcome.rewards, self._config.algorithm.advantage_norm
         )
@@ -156,10 +166,8 @@ class Run:
     def _record(self, step: int, outcome: RolloutOutcome, train: TrainStats, sync: SyncStats) -> None:
         record = step_metrics(
             rewards=list(outcome.rewards.values()),
-            result=outcome.result,
-            occupancy=outcome.occupancy,
-            num_released=outcome.num_released,
-            num_refused=outcome.num_refused,
+            drawn=outcome.drawn,
+            schedule=outcome.schedule,
             train=train,
             sync=sync,
             seconds=self._seconds,

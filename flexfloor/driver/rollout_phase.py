@@ -1,11 +1,10 @@
 """The rollout phase of a step: responses drawn, streamed into the ledger, and scored as they finish."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,18 +12,16 @@ from flexfloor.config import TrainConfig
 from flexfloor.data.reward_pool import RewardPool
 from flexfloor.driver.batch import step_requests
 from flexfloor.driver.prompts import TokenizedPrompt, Tokenizer
+from flexfloor.driver.step_scheduler import StepBatch, StepScheduler
 from flexfloor.errors import DeadlineExceeded
-from flexfloor.membership.client import DriverClient
-from flexfloor.membership.endpoint import Endpoint
 from flexfloor.report.console import Advance, RunConsole
-from flexfloor.rollout.dispatcher import run_step
 from flexfloor.rollout.engine_client import EngineClient
-from flexfloor.rollout.leaving import Leaving
+from flexfloor.rollout.iteration_log import iterations_path, save_iterations
 from flexfloor.rollout.ledger import Ledger, step_path
-from flexfloor.rollout.occupancy import Occupancy, measure
-from flexfloor.rollout.step import RolloutResult, StepLimits, StepProgress
-from flexfloor.scheduling.place import PlacementPolicy, make_placement
-from flexfloor.scheduling.release import DrainedRelease
+from flexfloor.rollout.scheduled_step import Elasticity, ScheduledResult, Watchers, run_scheduled
+from flexfloor.rollout.step import StepLimits, StepProgress
+from flexfloor.schedule_record import StepSchedule, write_schedule
+from flexfloor.scheduling.plan import StepPlan
 from flexfloor.types import Response, ResponseRequest
 
 _WATCH_INTERVAL_S = 0.5
@@ -37,13 +34,11 @@ class RolloutOutcome:
     """A complete step: every request with its response and reward."""
 
     requests: tuple[ResponseRequest, ...]
-    result: RolloutResult
+    """In data order, whatever the order of submission was."""
+    drawn: ScheduledResult
     rewards: dict[str, float]
     """By response_id."""
-    occupancy: Occupancy
-    num_released: int = 0
-    """Ranks that left and stayed away to the end of the step."""
-    num_refused: int = 0
+    schedule: StepSchedule
 
 
 class RolloutPhase:
@@ -55,6 +50,8 @@ class RolloutPhase:
         *,
         server_url: str,
         membership_folder: Path | None,
+        iteration_log: Path | None,
+        scheduler: StepScheduler,
         tokenizer: Tokenizer,
         rewards: RewardPool,
         console: RunConsole,
@@ -63,11 +60,14 @@ class RolloutPhase:
         self._config = config
         self._server_url = server_url
         self._membership_folder = membership_folder
+        self._iteration_log = iteration_log
+        self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._rewards = rewards
         self._console = console
         self._check = check
-        self._ledger_dir = Path(config.run_dir) / "ledger"
+        self._run_dir = Path(config.run_dir)
+        self._ledger_dir = self._run_dir / "ledger"
         self._ledger_dir.mkdir(parents=True, exist_ok=True)
 
     def wait_ready(self) -> None:
@@ -81,95 +81,101 @@ class RolloutPhase:
         asyncio.run(wait())
 
     def run(
-        self, prompts: Sequence[TokenizedPrompt], *, rollout_step: int, weight_version: int
+        self,
+        prompts: Sequence[TokenizedPrompt],
+        *,
+        batch: StepBatch,
+        rollout_step: int,
+        weight_version: int,
     ) -> RolloutOutcome:
+        """`prompts` are those of `batch`."""
         requests = step_requests(
             prompts, rollout_step=rollout_step, run_seed=self._config.seed, rollout=self._config.rollout
         )
+        plan = self._scheduler.plan(requests)
         scoring = _Scoring(prompts, self._tokenizer, self._rewards)
         with self._console.phase("rollout", len(requests)) as advance:
-            drawn = asyncio.run(
-                _watched(self._draw(requests, rollout_step, weight_version, scoring, advance), self._check)
-            )
+            work = self._draw(requests, plan, rollout_step, weight_version, scoring, advance)
+            drawn = asyncio.run(_watched(work, self._check))
+        schedule = self._record(rollout_step, batch, plan, drawn)
         # A call in a worker is bounded by reward_timeout_s; the queue in front of it is at most one step.
         rounds = -(-len(requests) // self._config.data.reward_workers)
         with self._console.phase("reward", len(requests)) as advance:
             rewards = scoring.collect(self._config.data.reward_timeout_s * rounds + 60.0, advance)
-        return replace(drawn, rewards=rewards)
+        return RolloutOutcome(requests=tuple(requests), drawn=drawn, rewards=rewards, schedule=schedule)
 
     async def _draw(
         self,
         requests: Sequence[ResponseRequest],
+        plan: StepPlan,
         rollout_step: int,
         weight_version: int,
         scoring: "_Scoring",
         advance: Advance,
-    ) -> RolloutOutcome:
-        config = self._config
-        placement = make_placement(
-            config.scheduling,
-            num_ranks=config.rollout.ep_size,
-            max_running_requests=config.rollout.max_running_requests,
-        )
-        with Ledger.open(
+    ) -> ScheduledResult:
+        opened = Ledger.open(
             step_path(self._ledger_dir, rollout_step),
             rollout_step=rollout_step,
             weight_version=weight_version,
             num_responses=len(requests),
-        ) as ledger:
+        )
+        with opened as ledger:
             async with self._engine() as engine:
-                before = await engine.counters()
-                async with self._leaving(placement) as leaving:
-                    result = await run_step(
-                        requests,
-                        engine=engine,
-                        placement=placement,
-                        ledger=ledger,
-                        weight_version=weight_version,
-                        limits=StepLimits.from_config(config),
+                return await run_scheduled(
+                    requests,
+                    engine=engine,
+                    plan=plan,
+                    placement=self._scheduler.placement(plan),
+                    ledger=ledger,
+                    weight_version=weight_version,
+                    limits=StepLimits.from_config(self._config),
+                    watchers=Watchers(
                         on_response=scoring.submit,
                         on_progress=lambda progress: advance(progress.num_finished, _note(progress)),
-                    )
-                # Everybody is back by now, so every rank answers.
-                after = await engine.counters()
-        occupancy = measure(
-            result.responses,
-            started_at_s=result.started_at_s,
-            finished_at_s=result.finished_at_s,
-            num_ranks=config.rollout.ep_size,
-            counters_before=before,
-            counters_after=after,
-            left_at_s={} if leaving is None else leaving.left_at_s,
-        )
-        return RolloutOutcome(
-            requests=tuple(requests),
-            result=result,
-            rewards={},
-            occupancy=occupancy,
-            num_released=0 if leaving is None else len(leaving.left_at_s),
-            num_refused=0 if leaving is None else leaving.num_refused,
+                    ),
+                    elasticity=self._elasticity(),
+                    iteration_log=self._iteration_log,
+                )
+
+    def _elasticity(self) -> Elasticity | None:
+        if self._membership_folder is None:
+            return None
+        return Elasticity(
+            folder=self._membership_folder,
+            timeout_s=self._config.membership.operation_timeout_s,
+            policy=self._scheduler.release_policy(),
+            prediction=self._scheduler.prediction,
+            step_time=self._scheduler.step_time(),
+            decision_interval_tokens=self._config.scheduling.decision_interval_iterations,
         )
 
-    @asynccontextmanager
-    async def _leaving(self, placement: PlacementPolicy) -> AsyncIterator[Leaving | None]:
-        """Release drained ranks inside; leaving the block in order brings them back."""
-        if self._membership_folder is None:
-            yield None
-            return
-        config = self._config.membership
-        release = DrainedRelease(floor=config.floor, hold_s=config.release_after_s)
-        endpoint = Endpoint.read(self._membership_folder)
-        with DriverClient(endpoint, timeout_s=config.operation_timeout_s) as client:
-            leaving = Leaving(client=client, release=release, placement=placement)
-            task = asyncio.create_task(leaving.watch())
-            try:
-                yield leaving
-            finally:
-                task.cancel()
-                await asyncio.wait({task})
-            if not task.cancelled():
-                task.result()
-            await leaving.rejoin()
+    def _record(
+        self, rollout_step: int, batch: StepBatch, plan: StepPlan, drawn: ScheduledResult
+    ) -> StepSchedule:
+        """Into the run directory and the length history."""
+        planned = self._scheduler.planned_prompts()
+        calibration = self._scheduler.observe(drawn.result.responses, rollout_step=rollout_step)
+        schedule = StepSchedule(
+            rollout_step=rollout_step,
+            num_ranks=self._config.rollout.ep_size,
+            wall_s=drawn.occupancy.wall_s,
+            batching="length_bucketed" if batch.is_bucketed else "fifo",
+            batching_reason=batch.reason,
+            placement=plan.placement,
+            placement_reason=plan.reason,
+            starting_members=plan.members,
+            predicted_peak_kv_tokens=plan.predicted_peak_kv_tokens,
+            kv_capacity_tokens=plan.kv_capacity_tokens,
+            num_retractions=0 if drawn.iterations is None else drawn.iterations.num_retractions,
+            decisions=drawn.decisions,
+            absences=drawn.absences,
+            prompts=planned,
+            calibration=calibration,
+        )
+        write_schedule(self._run_dir, schedule)
+        if drawn.iterations is not None:
+            save_iterations(iterations_path(self._run_dir, rollout_step), drawn.iterations)
+        return schedule
 
     def _engine(self) -> EngineClient:
         rollout = self._config.rollout

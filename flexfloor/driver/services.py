@@ -37,6 +37,13 @@ class Services:
             return None
         return Path(membership.folder) if membership.folder else self._socket_dir / "membership"
 
+    @property
+    def iteration_log(self) -> Path | None:
+        """Where the ranks of the server log their iterations; None for a server that was there before."""
+        if self._config.cluster.server_url is not None:
+            return None
+        return self._run_dir / "logs" / "iterations"
+
     def check(self) -> None:
         self._children.check()
 
@@ -72,6 +79,7 @@ class Services:
                 port=port,
                 model_path=str(model_path),
                 membership_folder=self.membership_folder,
+                iteration_log_folder=self.iteration_log,
             ),
             log_path=self._run_dir / "logs" / "server.log",
             # Its schedulers end with it. Asked politely, it drains for seconds and then crashes on the ranks

@@ -6,7 +6,8 @@ seed; the logprobs so far are kept. A deterministic engine mixes the token's pos
 continued draw is the draw that was interrupted.
 
 Requests are sent in their order; one that the policy holds back, or that is to be continued, goes first as
-soon as there is a place. A step whose ledger already holds responses goes on where that ledger ends.
+soon as there is a place. A controller may order that a response goes on on another rank, see `control`: that
+is no loss. A step whose ledger already holds responses goes on where that ledger ends.
 """
 
 import asyncio
@@ -19,7 +20,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from flexfloor.errors import FlexfloorError, LedgerError, StaleWeightsError
-from flexfloor.records import Aborted, Finished, Progress, Submitted
+from flexfloor.records import Aborted, Finished, Progress, Submitted, moved_reason
+from flexfloor.rollout.attempt import Attempt
+from flexfloor.rollout.control import StepControl, UnfinishedResponse
 from flexfloor.rollout.engine import AttemptsExhausted, Chunk, Engine, ResponseLost
 from flexfloor.rollout.ledger import Ledger
 from flexfloor.rollout.silence import SilenceWatch
@@ -49,6 +52,7 @@ async def run_step(
     on_response: Callable[[Response], None] = _ignore,
     on_progress: Callable[[StepProgress], None] = _ignore,
     progress_interval_s: float = 0.5,
+    control: StepControl | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> RolloutResult:
     """Draw every request's response; calls `on_response` as each finishes, and at once for those that an
@@ -69,22 +73,19 @@ async def run_step(
         report=ProgressReporter(on_progress, progress_interval_s, clock),
         clock=clock,
     )
-    return await step.run()
+    if control is None:
+        return await step.run()
+    control.attach(step.unfinished, step.move)
+    try:
+        return await step.run()
+    finally:
+        control.detach()
 
 
 def _refuse_twins(requests: Sequence[ResponseRequest]) -> None:
     names = {request.response_id for request in requests}
     if len(names) != len(requests):
         raise ValueError(f"{len(requests)} requests, but only {len(names)} different response_ids")
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Attempt:
-    request: ResponseRequest
-    dp_rank: int
-    number: int
-    known: ResponseState
-    watch: SilenceWatch | None = None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -106,6 +107,8 @@ class _Step:
         self._tasks: asyncio.TaskGroup | None = None
         self._rank_heard_at_s = [0.0] * self.placement.num_ranks
         self._losses: dict[str, list[str]] = {}
+        self._unfinished: dict[str, ResponseRequest] = {}
+        self._attempts: dict[str, Attempt] = {}
 
     async def run(self) -> RolloutResult:
         started_at_s, num_resumed = self.clock(), self._resume()
@@ -127,6 +130,41 @@ class _Step:
             num_retries=state.num_retries,
             num_duplicates=state.num_duplicates,
             num_late=state.num_late,
+            num_moves=state.num_moves,
+        )
+
+    def unfinished(self) -> list[UnfinishedResponse]:
+        return [self._view(request) for request in self._unfinished.values()]
+
+    def move(self, response_id: str, dp_rank: int) -> bool:
+        if response_id not in self._caps:
+            raise ValueError(f"response {response_id} is not one of this step")
+        if not 0 <= dp_rank < self.placement.num_ranks:
+            raise ValueError(f"dp_rank={dp_rank}: the group has {self.placement.num_ranks} ranks")
+        attempt = self._attempts.get(response_id)
+        is_there = attempt is not None and attempt.moves_to is None and attempt.dp_rank == dp_rank
+        if response_id not in self._unfinished or is_there:
+            return False
+        self.placement.move(response_id, dp_rank)
+        if attempt is not None:
+            if attempt.moves_to is None:
+                assert self._tasks is not None, "an attempt runs inside the task group only"
+                self._tasks.create_task(attempt.abort(self.engine))
+            attempt.moves_to = dp_rank
+        return True
+
+    def _view(self, request: ResponseRequest) -> UnfinishedResponse:
+        name = request.response_id
+        attempt, known = self._attempts.get(name), self.ledger.state.responses.get(name)
+        return UnfinishedResponse(
+            response_id=name,
+            prompt_id=request.prompt_id,
+            dp_rank=None if attempt is None else attempt.dp_rank,
+            moves_to=None if attempt is None else attempt.moves_to,
+            prompt_tokens=len(request.prompt_token_ids),
+            generated_tokens=0 if known is None else len(known.token_ids),
+            cap_tokens=self._caps[name],
+            has_begun=attempt is not None and attempt.has_begun,
         )
 
     def _resume(self) -> int:
@@ -142,6 +180,7 @@ class _Step:
             if known is not None and known.is_running:
                 self._append_aborted(request.response_id, known, "the run was interrupted")
             self._queue.append(request)
+            self._unfinished[request.response_id] = request
         return num_resumed
 
     def _refuse_strangers(self) -> None:
@@ -168,22 +207,27 @@ class _Step:
             self._tasks.create_task(self._draw(self._queue.popleft(), dp_rank))
 
     async def _draw(self, request: ResponseRequest, dp_rank: int) -> None:
-        """One attempt on a rank; a lost one goes back to the head of the queue."""
+        """One attempt on a rank; a lost or moved one goes back to the head of the queue."""
         attempt = self._submit(request, dp_rank)
+        self._attempts[request.response_id] = attempt
         try:
             reason = await self._run_attempt(attempt)
         finally:
+            del self._attempts[request.response_id]
+            attempt.ended.set()
             self.placement.finish(request.response_id)
-        if reason:
+        if reason and attempt.is_moved:
+            self._queue.appendleft(request)
+        elif reason:
             num_losses = self._count_loss(attempt, reason)
             self._send_waiting()
-            if attempt.watch is not None and not attempt.watch.has_begun:
+            if not attempt.has_begun:
                 # Nothing came at all: the engine may need a moment, where an abort in mid-response does not.
                 await asyncio.sleep(self.limits.retry_backoff_s * 2 ** (num_losses - 1))
             self._queue.appendleft(request)
         self._send_waiting()
 
-    def _count_loss(self, attempt: _Attempt, reason: str) -> int:
+    def _count_loss(self, attempt: Attempt, reason: str) -> int:
         name, dp_rank = attempt.request.response_id, attempt.dp_rank
         logger.warning("event=attempt_lost response_id=%s dp_rank=%d reason=%r", name, dp_rank, reason)
         losses = self._losses.setdefault(name, [])
@@ -192,7 +236,7 @@ class _Step:
             raise AttemptsExhausted(f"response {name} was lost {len(losses)} times: " + "; ".join(losses))
         return len(losses)
 
-    def _submit(self, request: ResponseRequest, dp_rank: int) -> _Attempt:
+    def _submit(self, request: ResponseRequest, dp_rank: int) -> Attempt:
         known = self.ledger.state.responses.get(request.response_id)
         number = known.attempt + 1 if known else 1
         self.ledger.append(
@@ -209,9 +253,9 @@ class _Step:
             )
         )
         known = self.ledger.state.responses[request.response_id]
-        return _Attempt(request=request, dp_rank=dp_rank, number=number, known=known)
+        return Attempt(request=request, dp_rank=dp_rank, number=number, known=known)
 
-    async def _run_attempt(self, attempt: _Attempt) -> str:
+    async def _run_attempt(self, attempt: Attempt) -> str:
         """Why the response must be continued; empty when it finished."""
         if attempt.known.remaining_tokens == 0:
             self._finish(attempt, FinishReason.length)
@@ -223,12 +267,14 @@ class _Step:
             reason = f"silent for {self.limits.response_timeout_s:g} s"
         except ResponseLost as error:
             reason = str(error)
+        if attempt.is_moved and attempt.known.remaining_tokens == 0:
+            self._finish(attempt, FinishReason.length)
         if attempt.known.finished is not None:
             return ""
         self._append_aborted(attempt.request.response_id, attempt.known, reason)
         return reason
 
-    async def _stream(self, attempt: _Attempt) -> None:
+    async def _stream(self, attempt: Attempt) -> None:
         request, known = attempt.request, attempt.known
         rest = request
         if known.token_ids or known.remaining_tokens != request.max_response_tokens:
@@ -247,7 +293,7 @@ class _Step:
                     async for chunk in stream:
                         self._take(attempt, chunk)
 
-    def _take(self, attempt: _Attempt, chunk: Chunk) -> None:
+    def _take(self, attempt: Attempt, chunk: Chunk) -> None:
         assert attempt.watch is not None, "set before the stream opens"
         self._rank_heard_at_s[attempt.dp_rank] = attempt.watch.heard()
         if attempt.known.finished is None:
@@ -255,13 +301,16 @@ class _Step:
         if chunk.token_ids:
             self.ledger.append(self._progress_record(attempt, chunk))
         if chunk.finish_reason is FinishReason.abort:
+            if attempt.moves_to is not None:
+                attempt.is_moved = True
+                raise ResponseLost(moved_reason(attempt.moves_to))
             raise ResponseLost(f"aborted by the engine: {chunk.message}")
         if chunk.finish_reason is not None:
             self._finish(attempt, chunk.finish_reason)
             attempt.watch.limit(_DRAIN_TIMEOUT_S)
         self.report(self._progress)
 
-    def _check(self, attempt: _Attempt, chunk: Chunk) -> None:
+    def _check(self, attempt: Attempt, chunk: Chunk) -> None:
         if chunk.weight_version != self.weight_version:
             raise StaleWeightsError(
                 f"response {attempt.request.response_id} comes from weight_version {chunk.weight_version}; "
@@ -274,7 +323,7 @@ class _Step:
                 f"{len(chunk.token_ids)} tokens came where {attempt.known.remaining_tokens} were asked for"
             )
 
-    def _progress_record(self, attempt: _Attempt, chunk: Chunk) -> Progress:
+    def _progress_record(self, attempt: Attempt, chunk: Chunk) -> Progress:
         return Progress(
             attempt.request.response_id,
             attempt.number,
@@ -283,7 +332,7 @@ class _Step:
             chunk.logprobs,
         )
 
-    def _finish(self, attempt: _Attempt, reason: FinishReason) -> None:
+    def _finish(self, attempt: Attempt, reason: FinishReason) -> None:
         name, known = attempt.request.response_id, attempt.known
         num_tokens = len(known.token_ids)
         record = Finished(
@@ -299,6 +348,7 @@ class _Step:
             finished_at_s=self.clock(),
         )
         if self.ledger.append(record):
+            del self._unfinished[name]
             self.on_response(self.ledger.state.response(name))
 
     async def _abort_running(self) -> None:

@@ -43,7 +43,8 @@ _encode_json = msgspec.json.Encoder().encode
 class EngineClient:
     """Use as `async with EngineClient(url, ...) as engine:`.
 
-    `temperature` and `top_p` apply to every response. `connect_timeout_s` bounds a connect,
+    `temperature` and `top_p` apply to every response; with `ignore_eos` each goes on to its cap, so that a
+    benchmark may choose its length. `connect_timeout_s` bounds a connect,
     `control_timeout_s` one control call.
     """
 
@@ -53,12 +54,15 @@ class EngineClient:
         *,
         temperature: float = 1.0,
         top_p: float = 1.0,
+        ignore_eos: bool = False,
         connect_timeout_s: float = 10.0,
         control_timeout_s: float = 60.0,
         api_key: str | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        self._sampling = {"temperature": temperature, "top_p": top_p}
+        self._sampling: dict[str, float | bool] = {"temperature": temperature, "top_p": top_p}
+        if ignore_eos:
+            self._sampling["ignore_eos"] = True
         self._stream_timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
         self._control_timeout = aiohttp.ClientTimeout(total=control_timeout_s, sock_connect=connect_timeout_s)
         self._headers = {"Content-Type": "application/json"}

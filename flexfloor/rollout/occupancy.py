@@ -82,8 +82,10 @@ def measure(
     start, or a dp_rank outside the group.
     """
     _check(responses, started_at_s, finished_at_s, num_ranks, left_at_s)
-    # The news of a release may come after the last response.
-    ends_s = [min(left_at_s.get(rank, finished_at_s), finished_at_s) for rank in range(num_ranks)]
+    # A rank may have left before the first response was sent; news of a release may come after the last.
+    ends_s = [
+        max(started_at_s, min(left_at_s.get(rank, finished_at_s), finished_at_s)) for rank in range(num_ranks)
+    ]
     spans_s = [end_s - started_at_s for end_s in ends_s]
     occupied_worker_s, wall_s = sum(spans_s), finished_at_s - started_at_s
     busy_s = _busy_s(responses, started_at_s, spans_s)

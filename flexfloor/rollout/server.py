@@ -21,10 +21,12 @@ def server_argv(
     host: str = "127.0.0.1",
     weight_version: int = 0,
     membership_folder: Path | None = None,
+    iteration_log_folder: Path | None = None,
 ) -> list[str]:
     """Argument vector of the flexfloor-serve that this run needs, ready for exec.
 
     `port`: SGLang takes more ports above it, see `ports`. `weight_version`: of the weights in `model_path`.
+    `iteration_log_folder`: where each rank logs its iterations, see `iteration_log`.
     Raises ConfigError where `rollout.server_args` names a flag that every run sets.
     """
     flags: dict[str, object] = {
@@ -36,6 +38,7 @@ def server_argv(
         **_group_flags(config.rollout),
         **_serving_flags(config.rollout),
         **_membership_flags(config.membership, membership_folder),
+        **_log_flags(iteration_log_folder),
     }
     flags |= _extra(config.rollout, flags)
     return [sys.executable, "-m", "sglang_patches.serve", *_written(flags)]
@@ -94,6 +97,10 @@ def _membership_flags(membership: MembershipConfig, folder: Path | None) -> dict
         "flexfloor-member-sets": _joined(membership.member_sets),
         "flexfloor-prepare-timeout": membership.operation_timeout_s,
     }
+
+
+def _log_flags(folder: Path | None) -> dict[str, object]:
+    return {} if folder is None else {"flexfloor-iteration-log": folder}
 
 
 def _joined(member_sets: list[list[int]]) -> str | None:

@@ -67,8 +67,11 @@ class RolloutResult:
     num_resumed: int
     """Responses that the ledger already held finished when the step (re)started."""
     num_retries: int
+    """Attempts after one that was lost; moves are none."""
     num_duplicates: int
     num_late: int
+    num_moves: int = 0
+    """Attempts that were ended on one rank to continue on another, by order."""
 
 
 class ProgressReporter:

@@ -24,6 +24,8 @@ class ResponseState:
     attempt: int = 1
     dp_rank: int = 0
     is_running: bool = True
+    is_moved: bool = False
+    """Its last attempt was ended by a planned move."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finished: Finished | None = None
@@ -42,6 +44,9 @@ class StepState:
         self.num_finished = 0
         self.num_tokens = 0
         self.num_retries = 0
+        """Attempts after one that was lost."""
+        self.num_moves = 0
+        """Attempts after one that was ended to continue on another rank."""
         self.num_duplicates = 0
         """Second finishes of a response: dropped."""
         self.num_late = 0
@@ -116,7 +121,8 @@ class StepState:
         if known.finished or known.is_running or record.attempt != known.attempt + 1:
             raise LedgerError(f"{_story(record)}: {_describe(known)} does not accept it")
         known.attempt, known.dp_rank, known.is_running = record.attempt, record.dp_rank, True
-        self.num_retries += 1
+        self.num_moves += known.is_moved
+        self.num_retries += not known.is_moved
         return True
 
     def _progress(self, record: Progress) -> bool:
@@ -157,7 +163,7 @@ class StepState:
         known = self._known(record.response_id)
         if self._is_late(known, record):
             return False
-        known.is_running = False
+        known.is_running, known.is_moved = False, record.moved_to is not None
         return True
 
     def _is_late(self, known: ResponseState, record: Progress | Finished | Aborted) -> bool:

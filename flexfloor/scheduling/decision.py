@@ -76,3 +76,6 @@ class ReleasePolicy:
     def decide(self, view: GroupView) -> ReleaseDecision:
         """Called after completions and every few iterations while responses run."""
         raise NotImplementedError
+
+    def observe(self, *, predicted_s: float, observed_s: float) -> None:
+        """What an iteration at the size of the last view takes, as priced and as measured."""

@@ -31,10 +31,11 @@ class LengthPrediction:
         """What a running response that has `generated_tokens` is still expected to take, at most to the cap.
 
         Past one standard deviation above its mean a response says little more than that it is long: then
-        three tenths of what it already has, as for a tail without a scale.
+        three tenths of what it already has, as for a tail without a scale, and a thousandth of the cap.
         """
         ahead = math.exp(self.mean_log + self.sd_log) - generated_tokens
-        return min(float(max(0, self.cap_tokens - generated_tokens)), max(ahead, 0.3 * generated_tokens + 16))
+        late = 0.3 * generated_tokens + self.cap_tokens / 1024
+        return min(float(max(0, self.cap_tokens - generated_tokens)), max(ahead, late))
 
     def quantile_tokens(self, share: float) -> int:
         """The length that a `share` of responses does not exceed; 0 < share < 1."""

@@ -28,7 +28,7 @@ CASES = [
     (["membership.flor=2"], ["membership.flor=2", "Did you mean membership.floor?"]),
     (["membership.floor=0"], ["membership.floor=0", "at least 1"]),
     (["membership.floor=5"], ["membership.floor=5", "rollout.ep_size=4", "1 ... 4"]),
-    (["membership.release_after_s=-1"], ["membership.release_after_s=-1", "0 or more"]),
+    (["scheduling.wall_budget=-1"], ["scheduling.wall_budget=-1", "0 or more"]),
     (["membership.operation_timeout_s=0"], ["membership.operation_timeout_s=0", "above 0"]),
     (["membership.park_frees=[kv,disk]"], ["membership.park_frees", "unknown: disk", "experts, kv, dense"]),
     (["membership.expert_slots=some"], ["membership.expert_slots=some", "exact"]),

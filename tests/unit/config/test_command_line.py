@@ -79,7 +79,7 @@ def test_help_names_groups_keys_and_examples(cli) -> None:
     assert outcome.code == 0
     for part in (
         "flexfloor-train experiment=quickstart",
-        "scheduling: least_inflight, verl",
+        "scheduling: flexfloor, least_inflight, verl",
         "max_grad_norm",
     ):
         assert part in outcome.out

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from flexfloor.config.choices import Batching, LossAgg, StartingSize
 from flexfloor.config.rules import validate
 from flexfloor.config.schema import (
     AdvantageNorm,
@@ -131,7 +132,20 @@ REFUSED = [
     ({"model.num_active_experts": 9}, "model.num_active_experts", "at most 8"),
     ({"membership.floor": 0}, "membership.floor", "at least 1"),
     ({"membership.floor": 5}, "membership.floor", "set membership.floor to 1 ... 4"),
-    ({"membership.release_after_s": -0.5}, "membership.release_after_s", "0 or more"),
+    ({"scheduling.price": -0.5}, "scheduling.price", "0 or more"),
+    (
+        {"scheduling.batching": Batching.length_bucketed, "algorithm.loss_agg": LossAgg.token_mean},
+        "algorithm.loss_agg",
+        "set algorithm.loss_agg=sequence_mean or fixed",
+    ),
+    (
+        {**STATIC, "scheduling.starting_size": StartingSize.auto},
+        "scheduling.starting_size",
+        "membership=elastic",
+    ),
+    ({"scheduling.model_tokens_per_token": 64}, "scheduling.model_tokens_per_token", "clock=h200"),
+    ({"scheduling.window_steps": 0}, "scheduling.window_steps", "1 or more"),
+    ({"scheduling.min_rank_correlation": 1.5}, "scheduling.min_rank_correlation", "in that range"),
     ({"membership.operation_timeout_s": 0.0}, "membership.operation_timeout_s", "above 0"),
     ({"membership.park_frees": ["kv", "disk"]}, "membership.park_frees", "unknown: disk"),
     ({"rollout.ep_size": 1}, "membership.mode", "or choose membership=static"),
@@ -179,7 +193,7 @@ ACCEPTED = [
     {"membership.floor": 4},
     {**STATIC, "membership.floor": 5},
     {**STATIC, "rollout.ep_size": 1},
-    {"membership.release_after_s": 0.0, "membership.park_frees": []},
+    {"scheduling.price": 0.0, "membership.park_frees": []},
     {"membership.park_frees": ["dense", "kv", "experts"]},
     {**CHECKPOINT, **TWO_NODES, "rollout.collectives": Collectives.gloo},
     {"cluster.num_devices_per_node": 6},

@@ -37,7 +37,7 @@ def test_shipped_configuration_is_accepted(configs: dict[str, TrainConfig], name
 
 
 def test_command_lines_above_reach_every_shipped_option() -> None:
-    chosen = {Path("train"), Path("plan")} | {
+    chosen = {Path("train"), Path("plan"), Path("simulate")} | {
         Path(f"{group}/{option}") for group, option in _chosen_options()
     }
     shipped = {file.relative_to(CONF_DIR).with_suffix("") for file in CONF_DIR.rglob("*.yaml")}

@@ -4,9 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexfloor.config import SchedulingConfig
-from flexfloor.config.schema import Placement
-from flexfloor.scheduling.place import LeastInflight, RoundRobin, make_placement, running_limit_per_rank
+from flexfloor.scheduling.place import (
+    Chunked,
+    LeastInflight,
+    Planned,
+    RoundRobin,
+    running_limit_per_rank,
+)
 
 
 def test_round_robin_goes_in_arrival_order_whatever_finishes() -> None:
@@ -57,14 +61,80 @@ def test_running_limit_is_divided_and_rounded_down_but_never_zero() -> None:
     assert [running_limit_per_rank(256, n) for n in (8, 3, 300)] == [32, 85, 1]
 
 
-def test_config_names_the_policy() -> None:
-    chosen = {
-        placement: make_placement(SchedulingConfig(placement=placement), num_ranks=4, max_running_requests=8)
-        for placement in Placement
-    }
-    assert isinstance(chosen[Placement.round_robin], RoundRobin)
-    held = chosen[Placement.least_inflight]
-    assert [held.submit(str(i)) for i in range(9)] == [0, 1, 2, 3, 0, 1, 2, 3, None]
+def test_chunks_are_contiguous_and_equal_to_within_one() -> None:
+    policy = Chunked("abcdefgh", 3)
+    assert [policy.submit(name) for name in "abcdefgh"] == [0, 0, 0, 1, 1, 1, 2, 2]
+    # A continued response stays with its chunk.
+    policy.finish("d")
+    assert policy.submit("d") == 1
+    few = Chunked("ab", 4)
+    assert [few.submit(name) for name in "ab"] == [0, 2]
+
+
+def test_planned_goes_where_it_was_planned_and_nowhere_else() -> None:
+    policy = Planned({"a": 2, "b": 0, "c": 2}, 3)
+    assert [policy.submit(name) for name in "abc"] == [2, 0, 2]
+    assert policy.inflight == (1, 0, 2)
+    with pytest.raises(ValueError, match="response d is not one of the 3 planned ones"):
+        policy.submit("d")
+    with pytest.raises(ValueError, match="dp_rank=3: the group has ranks 0 to 2"):
+        Planned({"a": 3}, 3)
+
+
+def test_planned_takes_the_emptiest_member_when_its_rank_is_away() -> None:
+    policy = Planned({"a": 2, "b": 0, "c": 2}, 3)
+    policy.set_members((0, 1))
+    assert [policy.submit(name) for name in "bac"] == [0, 1, 0]
+    policy.set_members((0, 1, 2))
+    policy.finish("a")
+    assert policy.submit("a") == 2
+
+
+def test_a_moved_response_goes_to_its_new_rank_and_stays_there() -> None:
+    for policy in (RoundRobin(3), LeastInflight(3, 1), Planned({"a": 0, "b": 0}, 3)):
+        assert policy.submit("a") == 0
+        policy.move("a", 2)
+        policy.finish("a")
+        assert policy.submit("a") == 2
+        policy.finish("a")
+        assert policy.submit("a") == 2
+        with pytest.raises(ValueError, match="dp_rank=3"):
+            policy.move("a", 3)
+
+
+def test_a_move_is_not_held_back_by_the_running_limit() -> None:
+    policy = LeastInflight(2, 1)
+    assert [policy.submit("a"), policy.submit("b"), policy.submit("c")] == [0, 1, None]
+    policy.move("c", 1)
+    assert policy.submit("c") == 1
+    assert policy.inflight == (1, 2)
+
+
+def test_only_members_take_responses_even_moved_ones() -> None:
+    for policy in (RoundRobin(3), LeastInflight(3)):
+        policy.set_members((1,))
+        policy.move("a", 2)
+        assert [policy.submit(name) for name in "abc"] == [1, 1, 1]
+        with pytest.raises(ValueError, match="no members"):
+            policy.set_members(())
+        with pytest.raises(ValueError, match="dp_rank=3"):
+            policy.set_members((3,))
+
+
+def test_round_robin_goes_around_the_members() -> None:
+    policy = RoundRobin(4)
+    policy.set_members((0, 2, 3))
+    assert [policy.submit(str(number)) for number in range(5)] == [0, 2, 3, 0, 2]
+    policy.set_members((0, 1, 2, 3))
+    assert [policy.submit(f"later {number}") for number in range(3)] == [3, 0, 1]
+
+
+def test_least_inflight_holds_back_when_every_member_is_full() -> None:
+    policy = LeastInflight(3, 1)
+    policy.set_members((1,))
+    assert [policy.submit("a"), policy.submit("b")] == [1, None]
+    policy.set_members((1, 2))
+    assert policy.submit("b") == 2
 
 
 @given(num_ranks=st.integers(1, 9), num_responses=st.integers(0, 40))

@@ -1,0 +1,236 @@
+"""Carries out a release policy on a running step: shows it the group, orders moves and releases, keeps book.
+
+Rule 1: this only asks; whether and how a rank leaves is the membership manager's decision, and a refusal
+costs nothing but the gain.
+Rule 2: one order at a time. What it became is known before the policy is asked again.
+Rule 3: a rank that got late work is back by itself: the request wakes it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from flexfloor.membership.client import DriverClient
+from flexfloor.rollout.control import StepControl, UnfinishedResponse
+from flexfloor.rollout.step_time import StepTime
+from flexfloor.schedule_record import Absence, DecisionRecord, MoveRecord
+from flexfloor.scheduling.decision import GroupView, ReleaseDecision, ReleasePolicy, RunningResponse
+from flexfloor.scheduling.lengths import LengthPrediction
+from flexfloor.scheduling.place import PlacementPolicy
+
+logger = logging.getLogger(__name__)
+
+_LOOK_INTERVAL_S = 0.02
+"""A decode iteration of a small model; asking more often could not release anybody earlier."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Order:
+    """A decision on its way."""
+
+    decision: ReleaseDecision
+    at_s: float
+    moves: tuple[MoveRecord, ...]
+    operation_id: str
+
+
+@dataclass(slots=True, kw_only=True)
+class _Done:
+    order: _Order
+    outcome: str
+    took_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class ReleaseControl:
+    """One rollout step's releases, over a client that is connected.
+
+    `left_at_s`, `absences` and `decisions` are on `clock`, in seconds.
+    """
+
+    client: DriverClient
+    policy: ReleasePolicy | None
+    """None: nobody leaves but those that the step does not start with."""
+    placement: PlacementPolicy
+    prediction: Callable[[str], LengthPrediction]
+    step_time: StepTime
+    decision_interval_tokens: int
+    """A look that shows neither a response ended nor so many new tokens of any asks nothing."""
+    clock: Callable[[], float] = time.monotonic
+    left_at_s: dict[int, float] = field(default_factory=dict)
+    """dp_rank -> when its release was done, for ranks that are away."""
+    num_refused: int = 0
+    last_reason: str = ""
+    """Of the last decision to stay."""
+    _done: list[_Done] = field(default_factory=list)
+    _absences: list[tuple[int, float, float | None]] = field(default_factory=list)
+    _order: _Order | None = None
+    _seen: dict[str, int] = field(default_factory=dict)
+
+    async def watch(self, step: StepControl) -> None:
+        """Ask and order while the step runs, until cancelled."""
+        while True:
+            self.look(step)
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+
+    def start_with(self, members: Sequence[int]) -> None:
+        """Let the others leave before the step begins; waits for it. A refusal leaves everybody in."""
+        others = [rank for rank in range(self.placement.num_ranks) if rank not in members]
+        if not others:
+            return
+        result = self.client.release(others)
+        if result.ok:
+            now_s = self.clock()
+            self.left_at_s.update(dict.fromkeys(others, now_s))
+            self._absences += [(rank, now_s, None) for rank in others]
+        else:
+            self.num_refused += 1
+            logger.info("the step starts with everybody: %s", result.reason)
+            self.placement.set_members(range(self.placement.num_ranks))
+
+    def look(self, step: StepControl) -> None:
+        """Take in what became of the last order, and ask the policy where something has changed."""
+        self._take_results()
+        self._take_late_work()
+        unfinished = step.unfinished()
+        if self.policy is None or self._order is not None or not unfinished or not self._is_news(unfinished):
+            return
+        view = self._view(unfinished)
+        learned = self.step_time.feedback
+        if learned is not None:
+            self.policy.observe(predicted_s=learned.predicted_s, observed_s=learned.observed_s)
+        decision = self.policy.decide(view)
+        if decision.is_stay:
+            self.last_reason = decision.reason
+        else:
+            self._carry_out(decision, view, step)
+
+    async def rejoin(self) -> None:
+        """Bring everybody back. Raises DeadlineExceeded, or RuntimeError with the manager's reason."""
+        result = await asyncio.to_thread(self.client.rejoin)
+        if not result.ok:
+            raise RuntimeError(f"the ranks that left cannot come back: {result.reason}")
+
+    def decisions(self, started_at_s: float, finished_at_s: float) -> tuple[DecisionRecord, ...]:
+        """Every order of the step with its outcome; one that the step's end overtook says so."""
+        done = list(self._done)
+        if self._order is not None:
+            took_s = finished_at_s - self._order.at_s
+            done.append(_Done(order=self._order, outcome="the step ended before it was done", took_s=took_s))
+        return tuple(
+            DecisionRecord(
+                at_s=item.order.at_s - started_at_s,
+                leavers=item.order.decision.leavers,
+                moves=item.order.moves,
+                reason=item.order.decision.reason,
+                predicted_gain_s=item.order.decision.predicted_gain_s,
+                predicted_remaining_s=item.order.decision.predicted_remaining_s,
+                outcome=item.outcome,
+                realised_remaining_s=finished_at_s - item.order.at_s,
+                took_s=item.took_s,
+            )
+            for item in done
+        )
+
+    def absences(self, started_at_s: float) -> tuple[Absence, ...]:
+        return tuple(
+            Absence(
+                dp_rank=rank,
+                from_s=from_s - started_at_s,
+                to_s=None if to_s is None else to_s - started_at_s,
+            )
+            for rank, from_s, to_s in self._absences
+        )
+
+    def _is_news(self, unfinished: Sequence[UnfinishedResponse]) -> bool:
+        generated = {response.response_id: response.generated_tokens for response in unfinished}
+        is_new = generated.keys() != self._seen.keys() or any(
+            count - self._seen[name] >= self.decision_interval_tokens for name, count in generated.items()
+        )
+        if is_new:
+            self._seen = generated
+        return is_new
+
+    def _view(self, unfinished: Sequence[UnfinishedResponse]) -> GroupView:
+        ranks: list[list[RunningResponse]] = [[] for _ in range(self.placement.num_ranks)]
+        for response in unfinished:
+            ranks[self._rank_of(response)].append(
+                RunningResponse(
+                    response_id=response.response_id,
+                    prompt_tokens=response.prompt_tokens,
+                    generated_tokens=response.generated_tokens,
+                    prediction=self.prediction(response.prompt_id),
+                    is_queued=not response.has_begun or response.moves_to is not None,
+                )
+            )
+        view = GroupView(
+            at_s=0.0,
+            num_ranks=self.placement.num_ranks,
+            members=self._members(),
+            responses=tuple(tuple(rank) for rank in ranks),
+        )
+        return GroupView(
+            at_s=self.step_time.advance(view),
+            num_ranks=view.num_ranks,
+            members=view.members,
+            responses=view.responses,
+        )
+
+    def _rank_of(self, response: UnfinishedResponse) -> int:
+        """Where it is, or is going; one that waits for a place gets it on the rank with fewest."""
+        if response.moves_to is not None:
+            return response.moves_to
+        if response.dp_rank is not None:
+            return response.dp_rank
+        return min(self._members(), key=lambda rank: (self.placement.inflight[rank], rank))
+
+    def _members(self) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self.placement.num_ranks) if rank not in self.left_at_s)
+
+    def _carry_out(self, decision: ReleaseDecision, view: GroupView, step: StepControl) -> None:
+        stay = [rank for rank in view.members if rank not in decision.leavers]
+        self.placement.set_members(stay)
+        generated = {item.response_id: item.generated_tokens for rank in view.responses for item in rank}
+        # One that has just finished does not move.
+        moved = [move for move in decision.moves if step.move(move.response_id, move.target)]
+        moves = tuple(
+            MoveRecord(
+                response_id=move.response_id,
+                source=move.source,
+                target=move.target,
+                generated_tokens=generated[move.response_id],
+            )
+            for move in moved
+        )
+        operation_id = self.client.submit_release(decision.leavers)
+        self._order = _Order(decision=decision, at_s=self.clock(), moves=moves, operation_id=operation_id)
+        logger.info("event=release leavers=%s moves=%d %s", decision.leavers, len(moves), decision.reason)
+
+    def _take_results(self) -> None:
+        for result in self.client.poll():
+            order = self._order
+            if order is None or result.operation_id != order.operation_id:
+                continue
+            now_s = self.clock()
+            outcome = "done" if result.ok else result.reason
+            self._done.append(_Done(order=order, outcome=outcome, took_s=now_s - order.at_s))
+            self._order = None
+            if result.ok:
+                self.left_at_s.update(dict.fromkeys(order.decision.leavers, now_s))
+                self._absences += [(rank, now_s, None) for rank in order.decision.leavers]
+            else:
+                self.num_refused += 1
+                self.placement.set_members(self._members())
+                logger.info("ep_ranks=%s stay: %s", order.decision.leavers, result.reason)
+
+    def _take_late_work(self) -> None:
+        inflight, now_s = self.placement.inflight, self.clock()
+        for rank in [rank for rank in self.left_at_s if inflight[rank]]:
+            del self.left_at_s[rank]
+            self._absences = [
+                (who, from_s, now_s if who == rank and to_s is None else to_s)
+                for who, from_s, to_s in self._absences
+            ]
+            self.placement.set_members(self._members())

@@ -1,0 +1,146 @@
+"""A rollout step under a plan: dispatched, its ranks released, everybody back, and what it cost.
+
+smaller start > responses drawn while ranks leave > rejoin > counters and iteration logs read
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flexfloor.iterations import StepIterations
+from flexfloor.membership.client import DriverClient
+from flexfloor.membership.endpoint import Endpoint
+from flexfloor.rollout.control import StepControl
+from flexfloor.rollout.dispatcher import run_step
+from flexfloor.rollout.engine_client import EngineClient
+from flexfloor.rollout.iteration_log import read_step
+from flexfloor.rollout.ledger import Ledger
+from flexfloor.rollout.occupancy import Occupancy, measure
+from flexfloor.rollout.release_control import ReleaseControl
+from flexfloor.rollout.step import RolloutResult, StepLimits, StepProgress
+from flexfloor.rollout.step_time import StepTime
+from flexfloor.schedule_record import Absence, DecisionRecord
+from flexfloor.scheduling.decision import ReleasePolicy
+from flexfloor.scheduling.lengths import LengthPrediction
+from flexfloor.scheduling.place import PlacementPolicy
+from flexfloor.scheduling.plan import StepPlan
+from flexfloor.types import Response, ResponseRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elasticity:
+    """How ranks leave during the step."""
+
+    folder: Path
+    """Of the membership manager."""
+    timeout_s: float
+    policy: ReleasePolicy | None
+    """None: whoever is in the plan's members stays to the end."""
+    prediction: Callable[[str], LengthPrediction]
+    """By prompt_id."""
+    step_time: StepTime
+    decision_interval_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledResult:
+    result: RolloutResult
+    occupancy: Occupancy
+    iterations: StepIterations | None
+    """None where the ranks keep no logs."""
+    num_released: int
+    """Ranks that were outside the group when the step ended."""
+    num_refused: int
+    decisions: tuple[DecisionRecord, ...] = ()
+    absences: tuple[Absence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watchers:
+    """What the caller wants to hear while the step runs."""
+
+    on_response: Callable[[Response], None]
+    on_progress: Callable[[StepProgress], None] = field(default=lambda progress: None)
+
+
+async def run_scheduled(
+    requests: Sequence[ResponseRequest],
+    *,
+    engine: EngineClient,
+    plan: StepPlan,
+    placement: PlacementPolicy,
+    ledger: Ledger,
+    weight_version: int,
+    limits: StepLimits,
+    watchers: Watchers,
+    elasticity: Elasticity | None = None,
+    iteration_log: Path | None = None,
+) -> ScheduledResult:
+    """Draw every request, in the plan's order. Raises what `run_step` and the rejoin raise."""
+    by_id = {request.response_id: request for request in requests}
+    control = StepControl()
+    before = await engine.counters()
+    async with _releasing(elasticity, placement, plan, control) as releases:
+        result = await run_step(
+            [by_id[name] for name in plan.order],
+            engine=engine,
+            placement=placement,
+            ledger=ledger,
+            weight_version=weight_version,
+            limits=limits,
+            on_response=watchers.on_response,
+            on_progress=watchers.on_progress,
+            control=control,
+        )
+    # Everybody is back by now, so every rank answers.
+    after = await engine.counters()
+    left_at_s = {} if releases is None else releases.left_at_s
+    started_at_s, finished_at_s = result.started_at_s, result.finished_at_s
+    return ScheduledResult(
+        result=result,
+        occupancy=measure(
+            result.responses,
+            started_at_s=started_at_s,
+            finished_at_s=finished_at_s,
+            num_ranks=placement.num_ranks,
+            counters_before=before,
+            counters_after=after,
+            left_at_s=left_at_s,
+        ),
+        iterations=None if iteration_log is None else read_step(iteration_log, before, after),
+        num_released=len(left_at_s),
+        num_refused=0 if releases is None else releases.num_refused,
+        decisions=() if releases is None else releases.decisions(started_at_s, finished_at_s),
+        absences=() if releases is None else releases.absences(started_at_s),
+    )
+
+
+@asynccontextmanager
+async def _releasing(
+    elasticity: Elasticity | None, placement: PlacementPolicy, plan: StepPlan, step: StepControl
+) -> AsyncIterator[ReleaseControl | None]:
+    """Ranks leave inside the block; leaving it in order brings them back."""
+    if elasticity is None:
+        yield None
+        return
+    with DriverClient(Endpoint.read(elasticity.folder), timeout_s=elasticity.timeout_s) as client:
+        releases = ReleaseControl(
+            client=client,
+            policy=elasticity.policy,
+            placement=placement,
+            prediction=elasticity.prediction,
+            step_time=elasticity.step_time,
+            decision_interval_tokens=elasticity.decision_interval_tokens,
+        )
+        await asyncio.to_thread(releases.start_with, plan.members)
+        task = asyncio.create_task(releases.watch(step))
+        try:
+            yield releases
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()
+        await releases.rejoin()
