@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 RECORD = np.dtype(
     [
         ("membership_epoch", "<u4"),
-        ("context_tokens", "<u4"),  # of the responses that decode, the token that is made included
+        ("context_tokens", "<u4"),  # KV tokens that the responses that decode attend to
         ("prefill_tokens", "<u4"),  # new tokens that were prefilled; a rank that prefills does not decode
         ("num_running", "<u2"),  # responses that decode
         ("num_retracted", "<u2"),  # responses thrown back since the last record, for want of KV room

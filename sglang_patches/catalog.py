@@ -35,6 +35,8 @@ class Patch:
     """Active only with this value of `--flexfloor-collectives`."""
     membership: Literal["elastic", "any"] = "any"
     """`elastic`: active only with `--flexfloor-membership elastic`."""
+    iteration_log: Literal["on", "any"] = "any"
+    """`on`: active only with `--flexfloor-iteration-log`."""
 
 
 PATCHES: tuple[Patch, ...] = (
@@ -58,6 +60,17 @@ PATCHES: tuple[Patch, ...] = (
         upstream="none: project-specific",
         remove_when="SGLang reports forward passes and idle passes per attention-DP rank.",
         checked={"0.5.23": "543d7930263c"},
+    ),
+    Patch(
+        target="sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode",
+        hook="schedule_batch:count_retractions",
+        hook_type="after",
+        process="scheduler",
+        why="A schedule whose KV caches were too small is another one; SGLang keeps the last count only.",
+        upstream="none: project-specific",
+        remove_when="SGLang counts retractions per attention-DP rank from its start.",
+        checked={"0.5.23": "acfb2495a1eb"},
+        iteration_log="on",
     ),
     Patch(
         target="sglang.srt.layers.moe.fused_moe_native.moe_forward_native",

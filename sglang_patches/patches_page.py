@@ -32,6 +32,8 @@ def _when(patch: Patch) -> str:
     conditions = [
         f"device {patch.device}" if patch.device != "any" else "",
         f"collectives {patch.collectives}" if patch.collectives != "any" else "",
+        f"membership {patch.membership}" if patch.membership != "any" else "",
+        f"iteration log {patch.iteration_log}" if patch.iteration_log != "any" else "",
     ]
     return ", ".join(filter(None, conditions)) or "always"
 

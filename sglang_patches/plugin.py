@@ -94,5 +94,6 @@ def _is_active(patch: Patch, config: PluginConfig) -> bool:
         patch.device in ("any", config.device)
         and patch.collectives in ("any", config.collectives)
         and patch.membership in ("any", config.membership)
+        and (patch.iteration_log == "any" or bool(config.iteration_log))
         and patch.target not in config.left_out
     )

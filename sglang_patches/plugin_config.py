@@ -24,6 +24,8 @@ class PluginConfig:
     """`gloo` or `shm`: what carries the collectives of the EP group. `shm` works on one host's CPUs only."""
     left_out: tuple[str, ...] = ()
     """Targets of catalog rows not to install, to measure what a row is worth. For benchmarks only."""
+    iteration_log: str = ""
+    """Folder in which each rank logs its iterations; empty: no log."""
 
     membership: str = "static"
     """`elastic`: ranks may leave the EP group and return; the rows of elastic membership are active."""

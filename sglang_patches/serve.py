@@ -5,6 +5,8 @@ Own flags:
                                      shm: shared memory between the ranks of one host, CPU only, for ranks
                                      that share cores; bench/decode.py compares the two.
   --flexfloor-leave-out TARGET,...   hooks of the catalog not to install, to measure what they are worth.
+  --flexfloor-iteration-log FOLDER   each rank logs its iterations there: membership epoch, requests, tokens
+                                     and time, 20 bytes each. Logs of an earlier server are replaced.
   --flexfloor-membership static|elastic
                                      elastic: ranks may leave the EP group during a rollout and return.
                                      Needs --tp-size = --dp-size = --ep-size and --enable-dp-attention.
@@ -61,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         environment.update(profile.environment(args, environment))
     if args.membership == "elastic":
         args = replace(args, folder=prepare_folder(args))
+    if args.iteration_log:
+        args = replace(args, iteration_log=prepare_log_folder(args.iteration_log))
     environment[CONFIG_ENV] = publish_config(args)
     command = [sys.executable, "-m", "sglang.launch_server", *sglang_flags]
     os.execve(sys.executable, command, environment)
@@ -82,6 +86,18 @@ def prepare_folder(args: ServeArgs) -> str:
     except (OSError, ValueError) as error:
         raise SystemExit(f"flexfloor-serve: --flexfloor-folder={folder}: {error}") from error
     return str(folder)
+
+
+def prepare_log_folder(folder: str) -> str:
+    """Make the folder of the iteration logs, without those of an earlier server; returns its path."""
+    path = Path(folder).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for log in path.glob("iterations-rank*.bin"):
+            log.unlink()
+    except OSError as error:
+        raise SystemExit(f"flexfloor-serve: --flexfloor-iteration-log={folder}: {error}") from error
+    return str(path)
 
 
 def check_plugin_is_found(environment: Mapping[str, str]) -> None:

@@ -27,6 +27,7 @@ class ServeArgs:
     """Scheduler processes on this host."""
     collectives: str = "gloo"
     left_out: tuple[str, ...] = ()
+    iteration_log: str = ""
     membership: str = "static"
     floor: int = 1
     folder: str = ""
@@ -52,6 +53,7 @@ def parse(argv: Sequence[str]) -> ServeArgs:
         num_ranks=_num_ranks(sglang_flags),
         collectives=own.pop("--flexfloor-collectives", "gloo"),
         left_out=_listed(own.pop("--flexfloor-leave-out", "")),
+        iteration_log=own.pop("--flexfloor-iteration-log", ""),
         **_membership_args(own, device),
     )
     for name, value in own.items():

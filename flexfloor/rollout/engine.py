@@ -54,5 +54,8 @@ class Engine(Protocol):
         ...
 
     async def abort(self, response_id: str | None = None) -> None:
-        """End all attempts of a response, or of every response: their streams finish with an abort."""
+        """End all attempts of a response, or of every response: their streams finish with an abort.
+
+        Tokens that come with it are good, and the one that would stop the response is not among them.
+        """
         ...

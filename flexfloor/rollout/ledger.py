@@ -1,11 +1,7 @@
 """The ledger: every response of one rollout step in an append-only file that survives a crash.
 
-Format: the 8 bytes `FFLEDGR1`, then frames. A frame is `length, crc32(length), crc32(payload)` as three
-little-endian uint32, then `length` bytes of payload: one msgpack record of `flexfloor.records`. The length
-has its own checksum so that a flipped bit in it is not mistaken for the end of the file.
-
-Torn tail: a crash may cut the last frame anywhere, or leave zeros after it. Reading stops cleanly before it
-and reports how many bytes it left; opening for append cuts them off. Any other damage raises LedgerError.
+The format stands in `flexfloor.ledger_file`. A torn last frame (a crash) is left aside and reported by how
+many bytes it left; opening for append cuts them off. Any other damage raises LedgerError.
 
 Durability: each record goes to the operating system in one write(2) before `append` returns, so a killed
 process loses nothing. fsync comes at `sync` and `close` only: on a busy disk it may block for seconds, which
@@ -14,23 +10,20 @@ responses are continued or drawn again under their own seeds.
 """
 
 import os
-import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from zlib import crc32
 
 import msgspec
 
 from flexfloor.errors import LedgerError
+from flexfloor.ledger_file import MAGIC, framed, frames, step_path
 from flexfloor.records import LEDGER_FORMAT_VERSION, LedgerRecord, StepOpened
 from flexfloor.rollout.step_state import StepState
 
-_MAGIC = b"FFLEDGR1"
-_HEADER = struct.Struct("<III")
-_LENGTH = struct.Struct("<I")
+__all__ = ["Ledger", "LedgerContents", "read_ledger", "step_path"]
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(LedgerRecord).decode
@@ -48,11 +41,6 @@ class LedgerContents:
     """Bytes after it; 0 unless a crash cut a record."""
 
 
-def step_path(folder: Path, rollout_step: int) -> Path:
-    """File of a step's ledger in its folder."""
-    return folder / f"step-{rollout_step:06d}.ledger"
-
-
 def read_ledger(path: Path) -> LedgerContents:
     """Read and fold a whole ledger. A torn last record is left aside and reported.
 
@@ -60,18 +48,15 @@ def read_ledger(path: Path) -> LedgerContents:
     for a response of another weight_version than the step's.
     """
     data = path.read_bytes()
-    if not data.startswith(_MAGIC):
-        if _MAGIC.startswith(data):
-            return LedgerContents(state=StepState(), num_records=0, good_bytes=0, torn_bytes=len(data))
-        raise LedgerError(f"{path} is not a ledger: it begins with {data[: len(_MAGIC)]!r}")
-    state, offset, num_records = StepState(), len(_MAGIC), 0
-    while (payload := _frame_at(data, offset, path)) is not None:
-        state.apply(_record(payload, offset, path))
-        offset += _HEADER.size + len(payload)
+    state, num_records = StepState(), 0
+    good_bytes = len(MAGIC) if data.startswith(MAGIC) else 0
+    for end_bytes, payload in frames(data, path):
+        state.apply(_record(payload, good_bytes, path))
+        good_bytes = end_bytes
         num_records += 1
     _check_format(state.opened, path)
     return LedgerContents(
-        state=state, num_records=num_records, good_bytes=offset, torn_bytes=len(data) - offset
+        state=state, num_records=num_records, good_bytes=good_bytes, torn_bytes=len(data) - good_bytes
     )
 
 
@@ -114,7 +99,7 @@ class Ledger:
         """Fold the record into `state` and write it. False: duplicate or late, so not written."""
         if not self.state.apply(record):
             return False
-        self._write(_framed(_encode(record)))
+        self._write(framed(_encode(record)))
         return True
 
     def sync(self) -> None:
@@ -139,7 +124,7 @@ class Ledger:
         os.ftruncate(self._descriptor, good_bytes)
         os.lseek(self._descriptor, good_bytes, os.SEEK_SET)
         if good_bytes == 0:
-            self._write(_MAGIC)
+            self._write(MAGIC)
         if self.state.opened is None:
             self.append(wanted)
         found = self.state.opened
@@ -154,35 +139,6 @@ class Ledger:
         written = os.write(self._descriptor, data)
         while written < len(data):
             written += os.write(self._descriptor, data[written:])
-
-
-def _framed(payload: bytes) -> bytes:
-    length = _LENGTH.pack(len(payload))
-    return _HEADER.pack(len(payload), crc32(length), crc32(payload)) + payload
-
-
-def _frame_at(data: bytes, offset: int, path: Path) -> bytes | None:
-    """The payload of the frame at `offset`; None at the end of the file or of its whole frames."""
-    if len(data) - offset < _HEADER.size:
-        return None
-    length, length_crc, payload_crc = _HEADER.unpack_from(data, offset)
-    if crc32(data[offset : offset + _LENGTH.size]) != length_crc:
-        _refuse_unless_torn(data, offset + _HEADER.size, path, "length")
-        return None
-    end = offset + _HEADER.size + length
-    if end > len(data):
-        return None
-    payload = data[offset + _HEADER.size : end]
-    if crc32(payload) == payload_crc:
-        return payload
-    _refuse_unless_torn(data, end, path, "payload")
-    return None
-
-
-def _refuse_unless_torn(data: bytes, offset: int, path: Path, part: str) -> None:
-    # After a power cut a file may have its new size before its new content: such a tail is all zeros.
-    if data.count(0, offset) != len(data) - offset:
-        raise LedgerError(f"{path}: damaged near byte {offset}, before its end (checksum of a {part})")
 
 
 def _record(payload: bytes, offset: int, path: Path) -> LedgerRecord:

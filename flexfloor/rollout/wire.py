@@ -110,9 +110,12 @@ def to_chunk(event: StreamEvent, num_seen: int, is_incremental: bool) -> Chunk:
     token_ids, entries = event.output_ids, meta.output_token_logprobs
     if not is_incremental:
         token_ids, entries = token_ids[num_seen:], entries[num_seen:]
-    if finish is not None and finish.type == "abort" and meta.completion_tokens != num_seen + len(token_ids):
-        # An abort of a queued request repeats its last token; what is left out here is drawn again.
-        token_ids, entries = [], []
+    if finish is not None and finish.type == "abort":
+        # SGLang ends an aborted request before it looks whether its last token stops it, and repeats the last
+        # one of a queued request. What is left out here is drawn again.
+        is_repeated = meta.completion_tokens != num_seen + len(token_ids)
+        num_sure = 0 if is_repeated else max(0, len(token_ids) - 1)
+        token_ids, entries = token_ids[:num_sure], entries[:num_sure]
     return Chunk(
         token_ids=token_ids,
         logprobs=_logprobs(token_ids, entries),

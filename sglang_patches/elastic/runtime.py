@@ -32,6 +32,7 @@ from flexfloor.membership.messages import (
     SwitchedMsg,
     WorkArrivedMsg,
 )
+from sglang_patches import iteration_log
 from sglang_patches.elastic.delays import Delays
 from sglang_patches.elastic.drained import finish_idle_passes, is_drained
 from sglang_patches.elastic.expert_slots import ExpertLayers
@@ -71,6 +72,11 @@ class ElasticRuntime:
         self._plan: Plan | None = None
         self._is_draining = False
         self._has_reported_drained = False
+
+    @property
+    def membership_epoch(self) -> int:
+        """The epoch under which this rank runs its iterations now."""
+        return self._epoch
 
     def at_loop_top(self) -> None:
         """Before SGLang receives requests: the one place where this rank changes anything."""
@@ -171,6 +177,7 @@ class ElasticRuntime:
         else:
             self._is_draining = False
             finish_idle_passes(self._scheduler)
+            iteration_log.flush()
         stall_s = time.perf_counter() - started_s
         if not stays:
             self._memory.release()

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sglang_patches import iteration_log
 from sglang_patches.counters import IterationCounters
 
 
@@ -11,6 +12,8 @@ def count_iteration(scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> 
         is_idle=batch.forward_mode.is_idle(),
         is_prefill=batch.is_extend_in_batch or batch.forward_mode.is_extend(),
     )
+    if (log := iteration_log.current()) is not None:
+        log.record(batch)
 
 
 def nap_when_idle(_result: Any, _scheduler: Any) -> None:

@@ -32,6 +32,7 @@ class SharedServer:
         port = free_base_port()
         config = to_train_config(compose([*OVERRIDES, f"run_dir={folder}"]))
         self.membership_folder = folder / "membership"
+        self.iteration_log_folder = folder / "iterations"
         self._url = f"http://127.0.0.1:{port}"
         self._process = children.start(
             "server",
@@ -41,6 +42,7 @@ class SharedServer:
                 model_path=str(checkpoint),
                 weight_version=5,
                 membership_folder=self.membership_folder,
+                iteration_log_folder=self.iteration_log_folder,
             ),
             log_path=folder / "server.log",
             stop_signal=signal.SIGKILL,

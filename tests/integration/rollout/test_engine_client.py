@@ -129,6 +129,12 @@ def test_a_request_says_all_that_the_engine_needs() -> None:
     }
 
 
+def test_a_benchmark_may_have_every_response_go_on_to_its_cap() -> None:
+    script = Script(streaming(*GOOD))
+    draw(script, ignore_eos=True)
+    assert script.bodies[0]["sampling_params"]["ignore_eos"] is True
+
+
 def test_a_server_that_repeats_tokens_is_understood() -> None:
     cumulative = (event([5], 1), event([5, 6, 7], 3), event([5, 6, 7, 2], 4, "stop"), b"data: [DONE]\n\n")
     chunks = draw(Script(streaming(*cumulative), is_incremental=False))

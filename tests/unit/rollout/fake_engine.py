@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flexfloor.rollout.engine import Chunk, EngineRefused, ResponseLost
 from flexfloor.types import FinishReason, ResponseRequest
@@ -52,18 +52,30 @@ class FakeEngine:
     """(response_id, dp_rank, attempt) in order of arrival."""
     faults_done: set[tuple[str, int]] = field(default_factory=set)
     num_aborts: int = 0
+    """Of all responses at once."""
     num_open: int = 0
+    aborted: list[str] = field(default_factory=list)
+    """The single responses whose abort was asked for, in order."""
+    is_deaf: bool = False
+    """Ignores aborts of single responses."""
+    late_tokens: int = 2
+    """Tokens that come with the answer to an abort."""
+    _ending: set[str] = field(default_factory=set)
 
     async def generate_stream(
         self, request: ResponseRequest, *, dp_rank: int, attempt: int
     ) -> AsyncGenerator[Chunk, None]:
         self.calls.append((request.response_id, dp_rank, attempt))
         self.num_open += 1
+        self._ending.discard(request.response_id)
         try:
             if gate := self.gates.get(request.response_id):
                 await gate.wait()
             chunks, fault = self._chunks(request), self.faults.get((request.response_id, attempt))
             for number, chunk in enumerate(chunks):
+                if request.response_id in self._ending:
+                    yield self._abort_answer(chunk)
+                    return
                 if fault is not None and number == fault.after_chunks and not fault.is_late:
                     self.faults_done.add((request.response_id, attempt))
                     async for bad in self._fail(fault, chunk):
@@ -80,7 +92,24 @@ class FakeEngine:
             self.num_open -= 1
 
     async def abort(self, response_id: str | None = None) -> None:
-        self.num_aborts += 1
+        if response_id is None:
+            self.num_aborts += 1
+            return
+        self.aborted.append(response_id)
+        if not self.is_deaf:
+            self._ending.add(response_id)
+
+    def _abort_answer(self, chunk: Chunk) -> Chunk:
+        # The stop itself is never among them, see `Engine.abort`.
+        is_stop = chunk.finish_reason is FinishReason.stop
+        count = min(self.late_tokens, len(chunk.token_ids) - is_stop)
+        return replace(
+            chunk,
+            token_ids=chunk.token_ids[:count],
+            logprobs=chunk.logprobs[:count],
+            finish_reason=FinishReason.abort,
+            message="aborted",
+        )
 
     def _chunks(self, request: ResponseRequest) -> list[Chunk]:
         name, begin = request.response_id, len(request.prompt_token_ids)

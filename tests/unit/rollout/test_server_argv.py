@@ -103,6 +103,13 @@ def test_one_rank_has_no_attention_dp_and_nccl_is_the_engines_own() -> None:
     assert flags[flags.index("--tp-size") + 1] == "1"
 
 
+def test_the_iteration_log_is_passed_on_where_it_is_wanted() -> None:
+    plain = server_argv(make_config(), port=31000, model_path="ckpt")
+    flags = server_argv(make_config(), port=31000, model_path="ckpt", iteration_log_folder=Path("/run/log"))
+    assert flags[:-2] == plain
+    assert parse(flags[3:]).iteration_log == "/run/log"
+
+
 def membership_argv(membership: MembershipConfig, folder: Path | None = None) -> list[str]:
     config = replace(make_config(), membership=membership)
     return server_argv(config, port=31000, model_path="ckpt", membership_folder=folder)

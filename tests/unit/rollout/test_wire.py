@@ -88,9 +88,17 @@ def test_an_event_that_was_cut_off_is_not_used() -> None:
         assert chunks_of([INCREMENTAL[:cut]]) == EXPECTED[: INCREMENTAL[:cut].count(b"\n\n")]
 
 
-def test_an_abort_keeps_its_own_tokens() -> None:
-    *_, last = chunks_of([event([8], 1) + event([9], 2, ABORT)])
-    assert (last.token_ids, last.finish_reason, last.message) == ([9], FinishReason.abort, "paused")
+def test_an_abort_keeps_all_tokens_but_the_last_which_may_have_been_a_stop() -> None:
+    *_, last = chunks_of([event([8], 1) + event([9, 11, 2], 4, ABORT)])
+    assert (last.token_ids, last.logprobs) == ([9, 11], [-9 / 8, -11 / 8])
+    assert (last.finish_reason, last.message) == (FinishReason.abort, "paused")
+
+
+def test_an_abort_without_tokens_of_its_own_keeps_those_before() -> None:
+    chunks = chunks_of([event([8], 1) + event([], 1, ABORT)])
+    assert [chunk.token_ids for chunk in chunks] == [[8], []]
+    cumulative = chunks_of([event([8], 1) + event([8, 9, 10], 3, ABORT)], is_incremental=False)
+    assert [chunk.token_ids for chunk in cumulative] == [[8], [9]]
 
 
 def test_the_abort_of_a_queued_request_repeats_a_token_that_is_not_taken_again() -> None:

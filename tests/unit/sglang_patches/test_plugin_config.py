@@ -20,6 +20,7 @@ CONFIGS = st.builds(
     PluginConfig,
     device=st.sampled_from(["cpu", "cuda"]),
     left_out=st.lists(st.text(max_size=5), max_size=2).map(tuple),
+    iteration_log=st.text(max_size=10),
     membership=st.sampled_from(["static", "elastic"]),
     floor=st.integers(1, 64),
     folder=st.text(max_size=10),

@@ -31,6 +31,13 @@ def test_own_flags_are_taken_out_and_all_others_pass_through() -> None:
     args = parse([*flags[:3], "--flexfloor-collectives=shm", *flags[3:], "--flexfloor-leave-out", "a.b,c.d"])
     assert args.sglang_flags == flags
     assert (args.num_ranks, args.collectives, args.left_out) == (4, "shm", ("a.b", "c.d"))
+    assert args.iteration_log == args.plugin_config().iteration_log == ""
+
+
+def test_the_iteration_log_is_for_any_membership() -> None:
+    for membership in ([], ELASTIC):
+        args = parse([*CPU, *FOUR, *DENSE, *membership, "--flexfloor-iteration-log=/run/log"])
+        assert args.plugin_config().iteration_log == "/run/log"
 
 
 def test_membership_is_static_unless_asked() -> None:

@@ -36,6 +36,7 @@ from flexfloor.membership.messages import (
     SwitchedMsg,
     WorkArrivedMsg,
 )
+from sglang_patches import iteration_log
 from sglang_patches.elastic import start
 from sglang_patches.elastic.delays import DelayConfig, Delays
 from sglang_patches.elastic.runtime import ElasticRuntime
@@ -345,6 +346,22 @@ def test_a_leaver_frees_its_memory_reports_parks_and_returns_in_the_next_group(l
     assert [message.membership_epoch for message in leaver.sent(SwitchedMsg)] == [1, 2]
     assert leaver.gather() == 2
     assert leaver.link.num_beats >= 4
+
+
+def test_a_leavers_log_is_on_disk_before_it_waits_and_its_epoch_is_the_one_in_force(
+    leaver: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iteration_log, "flush", lambda: leaver.journal.append("flush"))
+    assert leaver.runtime.membership_epoch == 0
+    leaver.prepared()
+    leaver.gather()
+    # The iteration in which all agree still runs in the old group.
+    assert leaver.runtime.membership_epoch == 0
+    leaver.link.batches.extend([[], [GROW]])
+    leaver.preparer.is_quick = True
+    leaver.runtime.at_loop_top()
+    assert leaver.journal[:3] == ["flush", "release", "SwitchedMsg"]
+    assert leaver.runtime.membership_epoch == 2
 
 
 def test_a_rank_that_returned_no_longer_drains(leaver: Rank) -> None:
