@@ -88,12 +88,14 @@ def write_schedule(run_dir: Path, schedule: StepSchedule) -> None:
     part.replace(path)
 
 
+def read_schedule(path: Path) -> StepSchedule:
+    """Raises FileNotFoundError, or ValueError that names a file that cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=StepSchedule)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
 def read_schedules(run_dir: Path) -> list[StepSchedule]:
     """Those that the run has written so far, by step; ValueError names a file that cannot be read."""
-    schedules = []
-    for path in sorted((run_dir / "schedule").glob("step-*.json")):
-        try:
-            schedules.append(msgspec.json.decode(path.read_bytes(), type=StepSchedule))
-        except msgspec.DecodeError as error:
-            raise ValueError(f"{path}: {error}") from error
-    return schedules
+    return [read_schedule(path) for path in sorted((run_dir / "schedule").glob("step-*.json"))]
