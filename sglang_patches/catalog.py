@@ -345,13 +345,25 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         target="sglang.srt.managers.data_parallel_controller.DataParallelController.update_active_ranks",
-        hook="data_parallel_controller:refresh_routing",
-        hook_type="after",
+        hook="data_parallel_controller:update_routing",
+        hook_type="around",
         process="data-parallel controller",
         why="Without an elastic backend of its own SGLang keeps routing to the ranks it started with.",
         upstream="none: project-specific",
         remove_when="Routing follows the status of ranks.",
         checked={"0.5.23": "abdf401b9261"},
+        membership="elastic",
+    ),
+    Patch(
+        target="sglang.srt.managers.data_parallel_controller.DataParallelController.send_control_message",
+        hook="data_parallel_controller:send_control_to_first_member",
+        hook_type="around",
+        process="data-parallel controller",
+        why="Control calls must enter at the rank that broadcasts them, the group's first, also while it "
+        "drains.",
+        upstream="none: project-specific",
+        remove_when="Control calls reach the group whichever ranks are routed to.",
+        checked={"0.5.23": "4ce72b3dc3f0"},
         membership="elastic",
     ),
     Patch(

@@ -47,6 +47,8 @@ class SetRouting(Command):
     """New requests go to these ranks only. Never empty."""
 
     ep_ranks: tuple[int, ...]
+    members: tuple[int, ...]
+    """Ranks that run iterations, those that drain included; control calls enter the group at the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ class Exchange:
         membership: Membership,
         peers: Peers,
         *,
-        on_routing: Callable[[tuple[int, ...]], None],
+        on_routing: Callable[[tuple[int, ...], tuple[int, ...]], None],
         on_fail: Callable[[str], None],
         clock: Callable[[], float],
         heartbeat_timeout_s: float,
@@ -246,7 +246,7 @@ class Exchange:
                 for ep_rank in command.targets:
                     self._order(ep_rank, m.CancelMsg(membership_epoch=command.membership_epoch))
             case c.SetRouting():
-                self._on_routing(command.ep_ranks)
+                self._on_routing(command.ep_ranks, command.members)
             case c.FinishOperation():
                 self._finish_operation(command)
             case c.GrantFence():

@@ -77,7 +77,7 @@ class Group:
         """Of the last event."""
         self.outcome_reason = ""
         self._num_failed_attempts = 0
-        self._last_routing: tuple[int, ...] | None = None
+        self._last_routing: c.SetRouting | None = None
         self._switches: deque[SwitchRecord] = deque(maxlen=STORY_LINES)
         self._story: deque[tuple[int | None, str]] = deque(maxlen=STORY_LINES)
         self._out: list[c.Command] = []
@@ -277,9 +277,10 @@ class Group:
     def _route(self) -> None:
         routed = self.routed
         assert routed, "the floor keeps a rank that takes requests"
-        if routed != self._last_routing:
-            self._last_routing = routed
-            self._out.append(c.SetRouting(ep_ranks=routed))
+        routing = c.SetRouting(ep_ranks=routed, members=self.members)
+        if routing != self._last_routing:
+            self._last_routing = routing
+            self._out.append(routing)
 
     # The end, and what is said about it.
 

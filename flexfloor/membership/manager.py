@@ -42,7 +42,8 @@ class Manager:
 
     Args:
         membership: the manager's own from `start` on.
-        on_routing: takes the ranks that get new requests; first called when all ranks have joined.
+        on_routing: takes the ranks that get new requests, and the members of the group; first called when all
+            ranks have joined.
         on_fail: takes the reason why the group cannot go on, with the story. Called once at most.
         heartbeat_timeout_s: a rank that is silent for so long is lost.
     """
@@ -52,7 +53,7 @@ class Manager:
         endpoint: Endpoint,
         membership: Membership,
         *,
-        on_routing: Callable[[tuple[int, ...]], None],
+        on_routing: Callable[[tuple[int, ...], tuple[int, ...]], None],
         on_fail: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,

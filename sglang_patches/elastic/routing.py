@@ -1,14 +1,30 @@
-"""The data-parallel controller's part: where a request may go."""
+"""The data-parallel controller's part: where a request may go, and where a control call enters the group.
 
-from collections.abc import Callable
+The message that SGLang has for it holds one flag a rank; ours holds two, first who is routed to, then who is
+a member. A draining rank is a member that is not routed to.
+"""
+
+from collections.abc import Callable, Collection
+from copy import copy
 from typing import Any
 
+_MEMBERS = "_flexfloor_members"
 _INACTIVE = "_flexfloor_inactive"
 _NEVER = 1 << 60
 
 
-def refresh(controller: Any) -> None:
-    """Make every policy skip the ranks that are not routed to."""
+def encode(ep_ranks: Collection[int], members: Collection[int], num_ranks: int) -> list[bool]:
+    """The flags of a message."""
+    return [rank in chosen for chosen in (ep_ranks, members) for rank in range(num_ranks)]
+
+
+def update(original: Callable[[Any, Any], None], controller: Any, message: Any) -> None:
+    """Take in the flags, and make every policy skip the ranks that are not routed to."""
+    num_ranks = len(controller.workers)
+    routed = copy(message)
+    routed.status, members = list(message.status[:num_ranks]), message.status[num_ranks:]
+    original(controller, routed)
+    setattr(controller, _MEMBERS, [rank for rank, is_member in enumerate(members) if is_member])
     controller._refresh_active_workers()
     inactive = [rank for rank, is_routed in enumerate(controller.status) if not is_routed]
     setattr(controller.dp_budget, _INACTIVE, inactive)
@@ -28,6 +44,21 @@ def deliver_to_named_rank(original: Callable[..., bool], controller: Any, reques
 
     sock_send(controller.workers[rank], request)
     return True
+
+
+def send_control(original: Callable[[Any, Any], None], controller: Any, message: Any) -> None:
+    """To the first member, from which the group broadcasts it.
+
+    SGLang takes the first rank that is routed to: while the group's first rank drains that is another one,
+    and what it says is lost in the broadcast.
+    """
+    members = getattr(controller, _MEMBERS, None)
+    if not members:
+        original(controller, message)
+        return
+    from sglang.srt.managers.data_parallel_controller import sock_send
+
+    sock_send(controller.workers[members[0]], message)
 
 
 def dispatch_to_active(original: Callable[..., Any], budget: Any, *args: Any, **kwargs: Any) -> Any:

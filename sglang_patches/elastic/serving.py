@@ -19,6 +19,7 @@ from flexfloor.membership.endpoint import Endpoint
 from flexfloor.membership.manager import Manager
 from flexfloor.membership.state import Membership
 from sglang_patches import CONFIG_ENV, plugin_config
+from sglang_patches.elastic import routing
 from sglang_patches.elastic.topology import num_experts_of
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class ServerMembership:
         config = plugin_config.read(os.environ[CONFIG_ENV])
         self._tokenizer_manager = tokenizer_manager
         self._num_ranks = get_parallel().tp_size
-        self._unsent: tuple[int, ...] | None = None
+        self._unsent: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._held: dict[str, str] = {}
         membership = Membership(
             ep_size=self._num_ranks,
@@ -94,7 +95,7 @@ class ServerMembership:
     def loop_started(self) -> None:
         """The event loop runs: send the routing that had to wait for it."""
         if self._unsent is not None:
-            self._send_routing(self._unsent)
+            self._send_routing(*self._unsent)
 
     @asynccontextmanager
     async def fence(self, request_name: str) -> AsyncIterator[int]:
@@ -138,18 +139,18 @@ class ServerMembership:
         else:
             self.manager.unfence(fence_id)
 
-    def _on_routing(self, ep_ranks: tuple[int, ...]) -> None:
-        self._unsent = ep_ranks
+    def _on_routing(self, ep_ranks: tuple[int, ...], members: tuple[int, ...]) -> None:
+        self._unsent = (ep_ranks, members)
         loop = self._tokenizer_manager.event_loop
         if loop is not None:
-            loop.call_soon_threadsafe(self._send_routing, ep_ranks)
+            loop.call_soon_threadsafe(self._send_routing, ep_ranks, members)
 
-    def _send_routing(self, ep_ranks: tuple[int, ...]) -> None:
+    def _send_routing(self, ep_ranks: tuple[int, ...], members: tuple[int, ...]) -> None:
         from sglang.srt.managers.io_struct import ActiveRanksOutput
 
         self._unsent = None
-        routed = [rank in ep_ranks for rank in range(self._num_ranks)]
-        self._tokenizer_manager.update_active_ranks(ActiveRanksOutput(status=routed))
+        status = routing.encode(ep_ranks, members, self._num_ranks)
+        self._tokenizer_manager.update_active_ranks(ActiveRanksOutput(status=status))
 
 
 def _end_server(reason: str) -> None:

@@ -11,11 +11,18 @@ def wait_for_requests(controller: Any) -> None:
     controller.recv_from_tokenizer = PatientSocket(controller.recv_from_tokenizer)
 
 
-def refresh_routing(_result: Any, controller: Any, *_args: Any, **_kwargs: Any) -> None:
-    """After `DataParallelController.update_active_ranks`."""
+def update_routing(original: Callable[..., None], controller: Any, message: Any) -> None:
+    """Around `DataParallelController.update_active_ranks`."""
     from sglang_patches.elastic import routing
 
-    routing.refresh(controller)
+    routing.update(original, controller, message)
+
+
+def send_control_to_first_member(original: Callable[..., None], controller: Any, message: Any) -> None:
+    """Around `DataParallelController.send_control_message`."""
+    from sglang_patches.elastic import routing
+
+    routing.send_control(original, controller, message)
 
 
 def deliver_to_named_rank(original: Callable[..., Any], controller: Any, request: Any) -> Any:

@@ -101,13 +101,14 @@ class Fleet:
         heartbeat_timeout_s: float = 60.0,
     ) -> None:
         self.endpoint = endpoint
-        self.routings: list[tuple[int, ...]] = []
+        self.routings: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        """(ranks that are routed to, members)"""
         self.failures: list[str] = []
         membership = Membership(ep_size, floor, num_experts=ep_size, prepare_timeout_s=prepare_timeout_s)
         self.manager = Manager(
             endpoint,
             membership,
-            on_routing=self.routings.append,
+            on_routing=lambda ranks, members: self.routings.append((ranks, members)),
             on_fail=self.failures.append,
             heartbeat_timeout_s=heartbeat_timeout_s,
         )

@@ -36,14 +36,20 @@ def test_shrink_and_rejoin(endpoint: Endpoint) -> None:
         leaving = fleet.manager.release((1, 2), operation_id="first")
         fleet.turn_until(lambda: fleet.members == (0, 2))
         assert not leaving.done()
-        assert fleet.routings[-1] == (0,)
+        assert fleet.routings[-1] == ((0,), (0, 2))
         fleet.ranks[2].num_work = 0
         result = fleet.finish(leaving)
         assert (result.operation_id, result.ok, result.membership_epoch) == ("first", True, 2)
         assert fleet.members == (0,)
         assert fleet.finish(fleet.manager.release((1,), operation_id="first")) == result
         assert fleet.finish(fleet.manager.rejoin()).ok
-        assert fleet.routings == [(0, 1, 2), (0,), (0, 1, 2)]
+        assert fleet.routings == [
+            ((0, 1, 2), (0, 1, 2)),
+            ((0,), (0, 1, 2)),
+            ((0,), (0, 2)),
+            ((0,), (0,)),
+            ((0, 1, 2), (0, 1, 2)),
+        ]
         status = fleet.manager.status()
         assert status.membership_epoch == 3
         assert [switch.members for switch in status.last_switches] == [(0, 2), (0,), (0, 1, 2)]
@@ -68,7 +74,7 @@ def test_work_wakes_a_parked_rank(endpoint: Endpoint) -> None:
         fleet.finish(fleet.manager.release((0, 2)))
         fleet.ranks[2].num_work = 1
         fleet.turn_until(lambda: fleet.members == (1, 2))
-        assert fleet.routings[-1] == (1, 2)
+        assert fleet.routings[-1] == ((1, 2), (1, 2))
 
 
 def test_leaver_with_work_cancels_the_change(endpoint: Endpoint) -> None:

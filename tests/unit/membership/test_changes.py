@@ -57,7 +57,10 @@ def test_cancel_that_comes_too_late_changes_nothing() -> None:
     for ep_rank in range(4):
         group.answer(ep_rank, 1, dropped=False)
     assert group.membership.change.phase is Phase.agreed
-    assert group.all_switched(0, 1, 2, 3, epoch=1) == [finished("op1", 1)]
+    assert group.all_switched(0, 1, 2, 3, epoch=1) == [
+        c.SetRouting(ep_ranks=(0, 2, 3), members=(0, 2, 3)),
+        finished("op1", 1),
+    ]
 
 
 def test_switch_report_under_a_cancel_settles_that_it_was_agreed() -> None:
@@ -96,7 +99,7 @@ def test_release_that_never_comes_to_an_agreement_is_given_up() -> None:
         commands = group.answer(1, epoch, dropped=True)
     assert commands == [
         c.StopDrain(ep_rank=1),
-        c.SetRouting(ep_ranks=(0, 1)),
+        c.SetRouting(ep_ranks=(0, 1), members=(0, 1)),
         finished("op1", 0, "3 changes in a row did not come to an agreement"),
     ]
 
@@ -157,7 +160,7 @@ def test_fence_waits_for_the_change_and_holds_the_next_one() -> None:
     assert group.fence("control") == []
     group.drained(2)
     commands = group.all_switched(0, 1, 2, 3, epoch=1)
-    assert commands == [c.GrantFence(fence_id="control")]
+    assert commands == [c.SetRouting(ep_ranks=(0, 3), members=(0, 2, 3)), c.GrantFence(fence_id="control")]
     assert group.fence("control") == [c.GrantFence(fence_id="control")]
     assert group.work(1) == []
     (prepare,) = group.unfence("control")
@@ -174,7 +177,10 @@ def test_full_fence_expands_first() -> None:
     assert prepare.members == (0, 1, 2, 3)
     group.drained(2)
     commands = group.all_switched(0, 1, 2, 3, epoch=2)
-    assert commands == [c.SetRouting(ep_ranks=(0, 1, 3)), c.GrantFence(fence_id="update")]
+    assert commands == [
+        c.SetRouting(ep_ranks=(0, 1, 3), members=(0, 1, 2, 3)),
+        c.GrantFence(fence_id="update"),
+    ]
     (prepare,) = group.unfence("update")
     assert prepare.members == (0, 1, 3)
 

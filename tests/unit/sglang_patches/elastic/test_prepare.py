@@ -21,7 +21,7 @@ from sglang_patches.elastic.prepare import Plan, Preparer
 from sglang_patches.elastic.transfer import Move
 
 EP_SIZE = 4
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 Box = queue.SimpleQueue[torch.Tensor]

@@ -8,7 +8,13 @@ from elastic_fakes import stand_in
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_patches.elastic.routing import deliver_to_named_rank, dispatch_to_active, refresh
+from sglang_patches.elastic.routing import (
+    deliver_to_named_rank,
+    dispatch_to_active,
+    encode,
+    send_control,
+    update,
+)
 
 
 class Budget:
@@ -42,6 +48,18 @@ class Controller:
             rank for rank, active in enumerate(self.dp_active) if active and self.status[rank]
         ]
 
+    def update_active_ranks(self, ranks: SimpleNamespace) -> None:
+        assert len(ranks.status) == len(self.workers), "SGLang ignores a status of another length"
+        self.status = list(ranks.status)
+
+
+def route(controller: Controller, status: list[bool], members: list[int] | None = None) -> None:
+    """What the manager's message does: `members` are all ranks where they are not given."""
+    num_ranks = len(status)
+    routed = [rank for rank, is_routed in enumerate(status) if is_routed]
+    flags = encode(routed, range(num_ranks) if members is None else members, num_ranks)
+    update(Controller.update_active_ranks, controller, SimpleNamespace(status=flags))
+
 
 METHODS = ("total_requests", "total_tokens")
 LOADS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9999)), min_size=1, max_size=6)
@@ -59,7 +77,7 @@ def test_the_least_loaded_active_rank_is_chosen_and_counts_stay_true(
     status = data.draw(st.lists(st.booleans(), min_size=len(loads), max_size=len(loads)).filter(any))
     controller = Controller(status)
     controller.dp_budget = budget = Budget(loads)
-    refresh(controller)
+    route(controller, status)
     target = dispatch(controller, method, tokens=10)
     active = [rank for rank, is_active in enumerate(status) if is_active]
     assert target in active
@@ -70,16 +88,34 @@ def test_the_least_loaded_active_rank_is_chosen_and_counts_stay_true(
     assert after == expected
 
 
-def test_refresh_follows_the_status_both_ways() -> None:
+def test_routing_follows_the_status_both_ways() -> None:
     controller = Controller([True, True, True])
-    controller.status = [True, False, False]
-    refresh(controller)
+    route(controller, [True, False, False])
     assert controller._active_workers == [0]
     assert {dispatch(controller, "total_tokens") for _ in range(5)} == {0}
-    controller.status = [True, True, True]
-    refresh(controller)
+    route(controller, [True, True, True])
     assert controller._active_workers == [0, 1, 2]
     assert dispatch(controller, "total_requests") == 1
+
+
+def test_control_calls_enter_at_the_first_member_even_while_it_drains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[tuple[str, str]] = []
+    stand_in(
+        monkeypatch,
+        "sglang.srt.managers.data_parallel_controller",
+        sock_send=lambda socket, message: sent.append((socket, message)),
+    )
+    controller, own = Controller([True] * 3), []
+    send_control(lambda _controller, message: own.append(message), controller, "before")
+    # Rank 0 drains; SGLang would enter at rank 1, which the others do not listen to.
+    route(controller, [False, True, True], members=[0, 1, 2])
+    send_control(lambda _controller, message: own.append(message), controller, "abort")
+    route(controller, [False, True, True], members=[1, 2])
+    send_control(lambda _controller, message: own.append(message), controller, "flush")
+    assert own == ["before"]
+    assert sent == [("socket 0", "abort"), ("socket 1", "flush")]
 
 
 def test_before_any_change_dispatch_is_sglangs_own() -> None:
@@ -88,8 +124,8 @@ def test_before_any_change_dispatch_is_sglangs_own() -> None:
 
 
 def test_counts_are_put_back_when_dispatch_fails() -> None:
-    controller = Controller([True, False])
-    refresh(controller)
+    controller = Controller([True, True])
+    route(controller, [True, False])
 
     def fail(_budget: Budget) -> None:
         raise RuntimeError("no rank")

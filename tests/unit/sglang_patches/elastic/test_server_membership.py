@@ -198,19 +198,19 @@ def test_routing_from_before_the_event_loop_is_sent_once_when_it_runs(server: Se
     tokenizer = server._tokenizer_manager
     server.loop_started()
     assert tokenizer.sent == []
-    server.manager.on_routing((0, 1, 2))
-    server.manager.on_routing((0, 2))
+    server.manager.on_routing((0, 1, 2), (0, 1, 2, 3))
+    server.manager.on_routing((0, 2), (0, 1, 2))
     tokenizer.event_loop = Loop()
     server.loop_started()
     server.loop_started()
-    assert tokenizer.sent == [[True, False, True, False]]
+    assert tokenizer.sent == [[True, False, True, False, True, True, True, False]]
 
 
 def test_later_routing_goes_through_the_event_loop_in_order(server: ServerMembership) -> None:
     tokenizer = server._tokenizer_manager
     tokenizer.event_loop = Loop()
-    server.manager.on_routing((0, 1))
-    server.manager.on_routing((0, 1, 2, 3))
+    server.manager.on_routing((0, 1), (0, 1))
+    server.manager.on_routing((0, 1, 2, 3), (0, 1, 2, 3))
     assert tokenizer.sent == []
     tokenizer.event_loop.run()
-    assert tokenizer.sent == [[True, True, False, False], [True] * 4]
+    assert tokenizer.sent == [[True, True, False, False] * 2, [True] * 8]
