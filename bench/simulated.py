@@ -91,6 +91,8 @@ class Setting:
     noise_sd: float = 0.0
     prompt_share: float = 0.55
     running_limit: int = 256
+    set_sizes: tuple[int, ...] = ()
+    """Member sets that are prepared, each the first ranks; none: any set."""
 
 
 def sensitivities(regime: str) -> list[Setting]:
@@ -109,6 +111,11 @@ def sensitivities(regime: str) -> list[Setting]:
         truth = H200.scaled(kv_efficiency=factor)
         found.append(Setting(name=f"{regime} true KV speed x {factor:g}", regime=regime, truth=truth))
     found.append(Setting(name=f"{regime} prompt share 0.8", regime=regime, prompt_share=0.8))
+    num_ranks = REGIMES[regime].num_ranks
+    for parts in ((4, 2), (6, 4, 3, 2)):
+        set_sizes = tuple(num_ranks * part // 8 for part in parts)
+        name = f"{regime} member sets of {', '.join(str(size) for size in set_sizes)} only"
+        found.append(Setting(name=name, regime=regime, set_sizes=set_sizes))
     return found
 
 
@@ -296,6 +303,7 @@ def machine_of(setting: Setting) -> Machine:
         clock=believed if setting.truth is None else GpuClock(spec=setting.truth),
         policy_clock=None if setting.truth is None else believed,
         running_limit_per_rank=setting.running_limit,
+        member_sets=tuple(tuple(range(size)) for size in setting.set_sizes) or None,
         kv_tokens=kv_tokens,
         # Live it is 16; about 128 decisions a step tell what a thousand do, and drained ranks wait for none.
         decision_interval_iterations=REGIMES[setting.regime].cap_tokens // 128,

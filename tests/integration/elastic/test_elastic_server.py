@@ -194,6 +194,22 @@ def test_an_aborted_response_lets_its_rank_leave(server: Server, client: DriverC
     assert released in {result.operation_id for result in results}
 
 
+def test_an_abort_reaches_the_first_rank_while_it_drains(server: Server, client: DriverClient) -> None:
+    first = make_requests([[400], [], []], seed=17)[0]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(generate, server, first)
+        started = server.counters()[0]["num_iterations"]
+        wait_until(lambda: server.counters()[0]["num_iterations"] > started + 5)
+        released = client.submit_release([0])
+        wait_until(lambda: client.status().states[0] == "draining")
+        server.post("abort_request", abort_all=True)
+        assert len(answer.result().tokens) < 400
+    # Counters are asked of the members, whoever drains.
+    wait_until(lambda: client.status().members == (1, 2, 3))
+    assert len(server.counters()) == 3
+    assert released in {result.operation_id for result in client.poll() if result.ok}
+
+
 def test_a_release_goes_on_when_its_caller_is_gone(
     server: Server, client: DriverClient, shared_server: SharedServer
 ) -> None:
