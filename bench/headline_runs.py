@@ -3,11 +3,11 @@
 import asyncio
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flexfloor.config.choices import Batching, Placement, ReleaseRule
+from flexfloor.config.choices import Batching, Placement, ReleaseRule, StartingSize
 from flexfloor.config.scheduling import SchedulingConfig
 from flexfloor.data.order import PromptOrder
 from flexfloor.driver.step_scheduler import KnownPrompt, RolloutShape, StepScheduler
@@ -36,22 +36,27 @@ class Setup:
     """None: nobody leaves before the end of the step."""
     num_ranks: int = NUM_RANKS
     """Fewer: the step runs on so many of the ranks, and the others are out of the group all the time."""
+    starting_size: StartingSize = StartingSize.full
+    floor: int = 2
     what: str = ""
 
 
-BUCKETED = {"batching": Batching.length_bucketed, "placement": Placement.balanced}
+_BUCKETED = Setup(batching=Batching.length_bucketed, placement=Placement.balanced)
+_ALL = replace(_BUCKETED, release=ReleaseRule.guarded)
 SETUPS: dict[str, Setup] = {
     "static": Setup(what="verl: data order, round robin, nobody leaves"),
     "placement": Setup(placement=Placement.balanced, what="balanced placement, longest first"),
     "bucketing": Setup(batching=Batching.length_bucketed, what="length-bucketed batches"),
     "release": Setup(release=ReleaseRule.drained, what="drained ranks leave"),
     "release_move": Setup(release=ReleaseRule.guarded, what="ranks leave, stragglers move"),
-    "drained": Setup(**BUCKETED, release=ReleaseRule.drained, what="all but moving"),
-    "guarded": Setup(**BUCKETED, release=ReleaseRule.guarded, what="FlexFloor's default: all levers"),
-    "eager": Setup(**BUCKETED, release=ReleaseRule.eager, what="all levers, wall time cheaper"),
-    "max": Setup(**BUCKETED, release=ReleaseRule.max, what="all levers, worker time first"),
+    "drained": replace(_BUCKETED, release=ReleaseRule.drained, what="all but moving"),
+    "guarded": replace(_ALL, what="FlexFloor's default: all levers"),
+    "auto": replace(_ALL, starting_size=StartingSize.auto, what="the same, and a step may start smaller"),
+    "eager": replace(_ALL, release=ReleaseRule.eager, what="all levers, wall time cheaper"),
+    "max": replace(_ALL, release=ReleaseRule.max, what="all levers, worker time first"),
+    "guarded_floor1": replace(_ALL, floor=1, what="the default with a floor of 1"),
     "half": Setup(num_ranks=2, what="CONTROL: static group of half the size"),
-    "half_bucketed": Setup(**BUCKETED, num_ranks=2, what="CONTROL: the same, length-bucketed"),
+    "half_bucketed": replace(_BUCKETED, num_ranks=2, what="CONTROL: the same, length-bucketed"),
 }
 
 
@@ -148,6 +153,7 @@ class Bench:
                 batching=setup.batching,
                 placement=setup.placement,
                 release=setup.release or ReleaseRule.drained,
+                starting_size=setup.starting_size,
                 decision_interval_iterations=self.decision_interval_tokens,
             ),
             RolloutShape(
@@ -156,7 +162,7 @@ class Bench:
                 num_responses_per_prompt=len(trace.lengths[0][0]),
                 max_response_tokens=trace.cap_tokens,
                 max_running_requests=256 * setup.num_ranks,
-                floor=1,
+                floor=min(setup.floor, setup.num_ranks),
             ),
             prompts=[
                 KnownPrompt(prompt_id=str(index), num_tokens=len(prompt))
