@@ -112,7 +112,9 @@ def _thinned(sizes: list[int], drained_size: int) -> list[int]:
     if len(sizes) <= _MAX_SIZES:
         return sizes
     wanted = np.geomspace(sizes[0], sizes[-1], _MAX_SIZES - 1)
-    chosen = {min(sizes, key=lambda size: (abs(size - want), size)) for want in wanted}
+    # Ascending, so that the smaller one wins among equals.
+    rising = np.array(sizes[::-1])
+    chosen = set(rising[np.abs(rising - wanted[:, None]).argmin(axis=1)].tolist())
     chosen.add(min(sizes, key=lambda size: (size < drained_size, abs(size - drained_size))))
     return sorted(chosen, reverse=True)
 

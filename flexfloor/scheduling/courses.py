@@ -216,8 +216,7 @@ def _within_pool(pricing: Pricing, outlook: Outlook, one: Candidate, moved: Rank
     capacity = pricing.kv_tokens(len(one.survivors))
     if capacity is None:
         return np.ones(outlook.num_cells, dtype=np.bool_)
-    longest = max(one.prompt_tokens + one.prediction.cap_tokens for one in outlook.responses)
-    if longest > capacity:
+    if outlook.longest_tokens > capacity:
         return np.zeros(outlook.num_cells, dtype=np.bool_)
     expected = moved.context.max(axis=0)
     highest = np.maximum.accumulate(expected[::-1])[::-1]

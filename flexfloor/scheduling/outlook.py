@@ -7,6 +7,7 @@ rank, the chance that it has drained, and the chance that the step is over.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ _TAIL_EXPONENT = 4.33
 """A scale-free tail from one standard deviation above the mean; its mean rest is 0.3 of what there is, as in
 `LengthPrediction.remaining_tokens`. Without it a response beyond its log-normal would seem to end at once."""
 _LEAST_CHANCE = 1e-6
+_OF_RESPONSE = ("generated_tokens", "prompt_tokens", "is_queued")
+_OF_PREDICTION = ("mean_log", "sd_log", "cap_share", "cap_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,8 @@ class Outlook:
     """[k] of the number of responses that still run."""
     runs_on: Floats
     """[k] probability that the step is not over."""
+    longest_tokens: float
+    """Of prompt and response, where one ran to its cap."""
 
     @property
     def num_cells(self) -> int:
@@ -71,15 +76,11 @@ def make_outlook(view: GroupView) -> Outlook:
     """At least one response runs or is queued. A queued one is taken to run from now on."""
     responses = tuple(response for on_rank in view.responses for response in on_rank)
     counts = [len(on_rank) for on_rank in view.responses]
-    predictions = [response.prediction for response in responses]
     # A column at a time: thousands of rows of objects would take most of a decision's time.
-    generated = np.array([response.generated_tokens for response in responses], dtype=np.float64)
-    total = generated + np.array([response.prompt_tokens for response in responses])
-    is_running = np.array([not response.is_queued for response in responses])
-    mean_log = np.array([prediction.mean_log for prediction in predictions])
-    sd_log = np.array([prediction.sd_log for prediction in predictions])
-    cap_share = np.array([prediction.cap_share for prediction in predictions])
-    cap = np.array([prediction.cap_tokens for prediction in predictions], dtype=np.float64)
+    generated, prompt, is_queued = (_column(responses, name) for name in _OF_RESPONSE)
+    predictions = [response.prediction for response in responses]
+    mean_log, sd_log, cap_share, cap = (_column(predictions, name) for name in _OF_PREDICTION)
+    total = generated + prompt
     rest = np.maximum(cap - generated, 1.0)
     edges = np.concatenate(
         [[0.0], np.geomspace(max(1.0, rest.max() * _FIRST_CELL_SHARE), max(2.0, rest.max()), _NUM_CELLS)]
@@ -90,7 +91,7 @@ def make_outlook(view: GroupView) -> Outlook:
     return Outlook(
         responses=responses,
         rank_of=np.repeat(np.arange(view.num_ranks), counts),
-        contexts=total * is_running,
+        contexts=total * (1.0 - is_queued),
         starts=edges[:-1],
         widths=np.diff(edges),
         alive=alive,
@@ -98,7 +99,12 @@ def make_outlook(view: GroupView) -> Outlook:
         log_done=log_done,
         variance=np.einsum("nk,nk->k", alive, 1 - alive),
         runs_on=np.maximum(-np.expm1(log_done.sum(axis=0)), _LEAST_CHANCE),
+        longest_tokens=float((prompt + cap).max()),
     )
+
+
+def _column(rows: Sequence[object], name: str) -> Floats:
+    return np.fromiter(map(attrgetter(name), rows), dtype=np.float64, count=len(rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ Rule 5: drained ranks leave without that bound: they cost no prefill, and no res
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import sub
 
 import numpy as np
 
@@ -190,15 +191,15 @@ class _History:
         members = frozenset(view.members)
         self.kept |= self._left & members
         self._left |= self._members - members
-        generated = {}
-        for rank, on_rank in enumerate(view.responses):
-            for response in on_rank:
-                self._home.setdefault(response.response_id, rank)
-                generated[response.response_id] = response.generated_tokens
-        before = self._generated
-        grown = max(
-            (tokens - before[name] for name, tokens in generated.items() if name in before), default=0
-        )
+        generated = {
+            response.response_id: response.generated_tokens
+            for on_rank in view.responses
+            for response in on_rank
+        }
+        if not generated.keys() <= self._home.keys():
+            self._settle(view)
+        before = map(self._generated.get, generated, generated.values())
+        grown = max(map(sub, generated.values(), before), default=0)
         self.num_iterations += grown
         if self._left:
             self.unmoved_s += grown * self.iteration_s
@@ -208,9 +209,15 @@ class _History:
         self._members, self._generated = members, generated
 
     def unmoved(self, outlook: Outlook, sums: RankSums) -> RankSums:
-        homes = [self._home[response.response_id] for response in outlook.responses]
-        away = [index for index, home in enumerate(homes) if home != outlook.rank_of[index]]
-        return sums.moved(outlook, away, [homes[index] for index in away])
+        names = (response.response_id for response in outlook.responses)
+        homes = np.fromiter(map(self._home.__getitem__, names), dtype=np.int64)
+        away = np.flatnonzero(homes != outlook.rank_of)
+        return sums.moved(outlook, away.tolist(), homes[away].tolist())
+
+    def _settle(self, view: GroupView) -> None:
+        for rank, on_rank in enumerate(view.responses):
+            for response in on_rank:
+                self._home.setdefault(response.response_id, rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
