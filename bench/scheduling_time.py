@@ -63,34 +63,52 @@ def plan_s(num_responses: int, num_ranks: int) -> float:
     return round(statistics.median(cpu_s(once) for _ in range(3)), 3)
 
 
-def release_decision_ms(num_responses: int = 1024, num_ranks: int = 64) -> float:
-    """CPU milliseconds of a decision in mid-step, the median of 20 at growing ages."""
+def release_decision_ms(
+    num_responses: int = 1024, num_ranks: int = 64, samples_per_prompt: int = 16
+) -> float:
+    """CPU milliseconds of a decision in mid-step, the median of 20 at growing ages.
+
+    Samples of a prompt share its prediction, as they do live; with one sample each, no two responses are alike.
+    """
     policy = CostBasedRelease(
         clock=GpuClock(), num_ranks=num_ranks, floor=num_ranks // 4, kv_tokens=lambda num_members: 800_000
     )
-    expected = LengthPrediction(mean_log=7.5, sd_log=0.8, cap_share=0.01, cap_tokens=16384)
+    expected = _predictions(num_responses // samples_per_prompt)
     taken = []
     for age in range(20):
-        responses = tuple(
-            tuple(
-                RunningResponse(
-                    response_id=f"{rank}/{index}",
-                    prompt_tokens=200,
-                    generated_tokens=1000 + 16 * age,
-                    prediction=expected,
-                )
-                for index in range(num_responses // num_ranks)
-            )
-            for rank in range(num_ranks)
-        )
-        view = GroupView(
-            at_s=10.0 + age,
-            num_ranks=num_ranks,
-            members=tuple(range(num_ranks)),
-            responses=responses,
-        )
+        view = _view(expected, num_responses, num_ranks, at_s=10.0 + age, generated_tokens=1000 + 16 * age)
         taken.append(cpu_s(lambda view=view: policy.decide(view)))
     return round(1000 * statistics.median(taken), 2)
+
+
+def _predictions(num_prompts: int) -> list[LengthPrediction]:
+    rng = np.random.default_rng(0)
+    return [
+        LengthPrediction(mean_log=7.5 + 0.1 * noise, sd_log=0.8, cap_share=0.01, cap_tokens=16384)
+        for noise in rng.standard_normal(num_prompts).tolist()
+    ]
+
+
+def _view(
+    expected: list[LengthPrediction], num_responses: int, num_ranks: int, *, at_s: float, generated_tokens: int
+) -> GroupView:
+    """Responses dealt over the ranks one by one."""
+    by_rank: list[list[RunningResponse]] = [[] for _ in range(num_ranks)]
+    for index in range(num_responses):
+        prompt = index * len(expected) // num_responses
+        response = RunningResponse(
+            response_id=str(index),
+            prompt_tokens=200 + prompt,
+            generated_tokens=generated_tokens,
+            prediction=expected[prompt],
+        )
+        by_rank[index % num_ranks].append(response)
+    return GroupView(
+        at_s=at_s,
+        num_ranks=num_ranks,
+        members=tuple(range(num_ranks)),
+        responses=tuple(map(tuple, by_rank)),
+    )
 
 
 def cpu_s(work: Callable[[], object]) -> float:

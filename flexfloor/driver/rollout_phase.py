@@ -15,6 +15,7 @@ from flexfloor.driver.prompts import TokenizedPrompt, Tokenizer
 from flexfloor.driver.step_scheduler import StepBatch, StepScheduler
 from flexfloor.errors import DeadlineExceeded
 from flexfloor.report.console import Advance, RunConsole
+from flexfloor.report.timeline import write_step_timeline
 from flexfloor.rollout.engine_client import EngineClient
 from flexfloor.rollout.iteration_log import iterations_path, save_iterations
 from flexfloor.rollout.ledger import Ledger, step_path
@@ -175,6 +176,7 @@ class RolloutPhase:
         write_schedule(self._run_dir, schedule)
         if drawn.iterations is not None:
             save_iterations(iterations_path(self._run_dir, rollout_step), drawn.iterations)
+        write_step_timeline(self._run_dir, rollout_step)
         return schedule
 
     def _engine(self) -> EngineClient:

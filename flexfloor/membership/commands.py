@@ -48,7 +48,7 @@ class SetRouting(Command):
 
     ep_ranks: tuple[int, ...]
     members: tuple[int, ...]
-    """Ranks that run iterations, those that drain included; control calls enter the group at the first one."""
+    """Ranks that run iterations, those that drain included; control calls enter at the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

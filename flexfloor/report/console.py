@@ -124,6 +124,8 @@ def summary_rows(records: Sequence[Mapping[str, Any]], *, edge_steps: int = 5) -
         ("tokens per worker-iteration", "occupancy/tokens_per_worker_iteration", "{:.2f}"),
         ("tokens per occupied worker-second", "occupancy/tokens_per_occupied_worker_s", "{:.1f}"),
         ("rollout tokens per second", "occupancy/throughput_tokens_per_s", "{:.1f}"),
+        ("responses moved", "schedule/num_moves", "{:.1f}"),
+        ("share of steps in length buckets", "schedule/is_bucketed", "{:.2f}"),
         ("rollout seconds", "time/rollout_s", "{:.2f}"),
         ("train seconds", "time/train_s", "{:.2f}"),
         ("weight sync seconds", "time/sync_s", "{:.2f}"),
@@ -131,6 +133,8 @@ def summary_rows(records: Sequence[Mapping[str, Any]], *, edge_steps: int = 5) -
     return [
         (label, *(form.format(_mean(part, name)) for part in (first, last, records)))
         for label, name, form in rows
+        # Runs of earlier versions lack these.
+        if not name.startswith("schedule/") or all(name in record for record in records)
     ]
 
 

@@ -66,7 +66,8 @@ def candidates(
     Drained ranks leave first, then those with the least context to move; a rank with a queue stays, for what
     it waits for is its own place. `response_weight_tokens`: context tokens that take as long as one response.
     """
-    context = np.bincount(outlook.rank_of, outlook.contexts, minlength=view.num_ranks)
+    by_rank = np.bincount(outlook.rank_of, outlook.contexts, minlength=view.num_ranks)
+    context: list[float] = by_rank.tolist()
     drained = frozenset(rank for rank in view.members if not view.responses[rank])
     fixed = bounds.kept | _without_move(view, outlook, bounds)
     found = []
@@ -74,8 +75,10 @@ def candidates(
         gone = tuple(rank for rank in view.members if rank not in survivors)
         if not fixed.isdisjoint(gone) or sum(len(view.responses[rank]) for rank in gone) > MAX_MOVES:
             continue
-        movers = np.flatnonzero(np.isin(outlook.rank_of, gone))
-        order = [int(mover) for mover in movers[np.argsort(-outlook.contexts[movers], kind="stable")]]
+        leaves = np.zeros(view.num_ranks, dtype=np.bool_)
+        leaves[list(gone)] = True
+        movers = np.flatnonzero(leaves[outlook.rank_of])
+        order = movers[np.argsort(-outlook.contexts[movers], kind="stable")].tolist()
         targets = _assign(view, outlook, order, survivors, context, response_weight_tokens)
         found.append(
             Candidate(
@@ -86,7 +89,7 @@ def candidates(
 
 
 def _survivor_sets(
-    view: GroupView, bounds: Bounds, context: np.ndarray, drained: Collection[int]
+    view: GroupView, bounds: Bounds, context: Sequence[float], drained: Collection[int]
 ) -> list[frozenset[int]]:
     most = len(view.members) - bounds.min_change
     members = frozenset(view.members)
@@ -95,7 +98,7 @@ def _survivor_sets(
             one for one in bounds.allowed.members if one < members and bounds.floor <= len(one) <= most
         ]
         return sorted(
-            fitting, key=lambda one: (-len(one), float(context[list(members - one)].sum()), sorted(one))
+            fitting, key=lambda one: (-len(one), sum(context[rank] for rank in members - one), sorted(one))
         )
     # Among equals the highest ranks go, so that a replay and the next step find the same ones.
     order = sorted(
@@ -131,19 +134,19 @@ def _assign(
     outlook: Outlook,
     order: Sequence[int],
     survivors: Collection[int],
-    context: np.ndarray,
+    context: Sequence[float],
     response_weight_tokens: float,
 ) -> list[int]:
     """Longest first, each to the survivor that it leaves least loaded."""
     heap = [
-        (float(context[rank]) + response_weight_tokens * len(view.responses[rank]), rank)
+        (context[rank] + response_weight_tokens * len(view.responses[rank]), rank)
         for rank in sorted(survivors)
     ]
     heapq.heapify(heap)
+    added = (1 + _NEW_TOKEN_WEIGHT) * outlook.contexts[list(order)] + response_weight_tokens
     targets = []
-    for mover in order:
+    for more in added.tolist():
         load, rank = heap[0]
         targets.append(rank)
-        more = (1 + _NEW_TOKEN_WEIGHT) * float(outlook.contexts[mover]) + response_weight_tokens
         heapq.heapreplace(heap, (load + more, rank))
     return targets

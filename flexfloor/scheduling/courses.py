@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from flexfloor.scheduling.candidates import AllowedSets, Candidate
 from flexfloor.scheduling.cost import Clock
 from flexfloor.scheduling.loads import Floats, Loads, decode_many_s
-from flexfloor.scheduling.outlook import Outlook, RankSums, loads
+from flexfloor.scheduling.outlook import Outlook, RankSums, loads, summed
 
 _KV_SHARE = 0.9
 """Of a pool that expected context may fill; the rest is for responses that grow longer than expected."""
@@ -71,11 +71,6 @@ class Option:
     def may(self) -> NDArray[np.bool_]:
         return self.is_within_pool & self.is_within_budget
 
-    def later_cost(self, before: Course, outlook: Outlook, price_ranks: float) -> Floats:
-        """[k] cost of the rest, with `before` up to the cell; infinite where it may not be done then."""
-        stall = self.stall_s * (before.num_members + price_ranks) * outlook.runs_on
-        return np.where(self.may, before.cost_before() + stall + self.course.cost_from(), math.inf)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Courses:
@@ -85,6 +80,15 @@ class Courses:
     unmoved: Course
     """The full group with every response where it began: what a static group would take."""
     options: tuple[Option, ...]
+    stall_s: Floats
+    """[options, k]"""
+    cost_from: Floats
+    """[options, k]; infinite where the option may not be carried out at the beginning of the cell."""
+
+    def later_costs(self, before: Course, outlook: Outlook, price_ranks: float) -> Floats:
+        """[options, k] cost of the rest, with `before` up to the cell and the option from then on."""
+        weight = (before.num_members + price_ranks) * outlook.runs_on
+        return before.cost_before() + self.stall_s * weight + self.cost_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +144,15 @@ def price_courses(
                 is_within_budget=fits,
             )
         )
-    return Courses(stay=stay, unmoved=static, options=tuple(options))
+    shape = (len(options), outlook.num_cells)
+    costs_from = [np.where(one.may, one.course.cost_from(), math.inf) for one in options]
+    return Courses(
+        stay=stay,
+        unmoved=static,
+        options=tuple(options),
+        stall_s=np.array([one.stall_s for one in options]).reshape(shape),
+        cost_from=np.array(costs_from).reshape(shape),
+    )
 
 
 def _members(
@@ -199,15 +211,11 @@ def _stall_s(pricing: Pricing, outlook: Outlook, one: Candidate, num_members: in
     if not one.movers:
         return stall_s
     movers = np.array(one.movers)
-    _, slots = np.unique(np.array(one.targets), return_inverse=True)
-    tokens = np.zeros((int(slots.max()) + 1, outlook.num_cells))
-    np.add.at(tokens, slots, outlook.context[movers] / outlook.runs_on)
-    now = np.zeros(tokens.shape[0])
-    np.add.at(now, slots, outlook.contexts[movers])
-    tokens[:, 0] = now
-    new_tokens = tokens.max(axis=0)
+    context = outlook.context[movers] / outlook.runs_on
+    context[:, 0] = outlook.contexts[movers]
+    new_tokens = summed(context, np.array(one.targets))[1].max(axis=0)
     moves_any = -np.expm1(outlook.log_done[movers].sum(axis=0))
-    prefill_s = np.array([pricing.clock.prefill_s(math.ceil(count)) for count in new_tokens])
+    prefill_s = np.array([pricing.clock.prefill_s(math.ceil(count)) for count in new_tokens.tolist()])
     return np.asarray(stall_s + prefill_s + moves_any * stay.iteration_s, dtype=np.float64)
 
 
@@ -230,12 +238,12 @@ def _within_budget(
     """[k] whether carrying it out at the beginning of a cell keeps the wall time within bounds."""
     fits = np.ones(outlook.num_cells, dtype=np.bool_)
     cells = np.arange(outlook.num_cells)
-    before = np.concatenate([[0.0], np.cumsum(stay.span_s - static.span_s)[:-1]])
-    after = np.cumsum(course.span_s - static.span_s)
-    start = np.concatenate([[0.0], after[:-1]])
+    before, after = np.zeros(outlook.num_cells + 1), np.zeros(outlook.num_cells + 1)
+    np.cumsum(stay.span_s - static.span_s, out=before[1:])
+    np.cumsum(course.span_s - static.span_s, out=after[1:])
+    at_start_s = budget.lost_s + before[:-1] + stall_s - after[:-1]
     for chance in _BUDGET_CHANCES:
         end = outlook.cell_of(chance)
-        lost_s = budget.lost_s + before + stall_s + after[end] - start
         allowed_s = budget.share * (budget.passed_s + float(static.span_s[: end + 1].sum()))
-        fits &= (cells > end) | (lost_s <= allowed_s)
+        fits &= (cells > end) | (at_start_s + after[end + 1] <= allowed_s)
     return fits

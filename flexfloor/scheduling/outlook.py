@@ -7,6 +7,7 @@ rank, the chance that it has drained, and the chance that the step is over.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 
 import numpy as np
@@ -23,8 +24,7 @@ _TAIL_EXPONENT = 4.33
 """A scale-free tail from one standard deviation above the mean; its mean rest is 0.3 of what there is, as in
 `LengthPrediction.remaining_tokens`. Without it a response beyond its log-normal would seem to end at once."""
 _LEAST_CHANCE = 1e-6
-_OF_RESPONSE = ("generated_tokens", "prompt_tokens", "is_queued")
-_OF_PREDICTION = ("mean_log", "sd_log", "cap_share", "cap_tokens")
+_SERIES = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +40,8 @@ class Outlook:
     """[k] decode iterations from now to where a cell begins."""
     widths: Floats
     """[k]"""
-    alive: Floats
-    """[n, k] probability of still running in the middle of the cell."""
-    context: Floats
-    """[n, k] expected context tokens there."""
-    log_done: Floats
-    """[n, k] ln of the probability of having ended."""
+    terms: Floats
+    """[n, 3, k] for the middle of each cell: `alive`, `context`, `log_done`."""
     variance: Floats
     """[k] of the number of responses that still run."""
     runs_on: Floats
@@ -56,6 +52,21 @@ class Outlook:
     @property
     def num_cells(self) -> int:
         return int(self.widths.shape[0])
+
+    @property
+    def alive(self) -> Floats:
+        """[n, k] probability of still running."""
+        return self.terms[:, 0]
+
+    @property
+    def context(self) -> Floats:
+        """[n, k] expected context tokens."""
+        return self.terms[:, 1]
+
+    @property
+    def log_done(self) -> Floats:
+        """[n, k] ln of the probability of having ended."""
+        return self.terms[:, 2]
 
     @property
     def rest_tokens(self) -> Floats:
@@ -74,77 +85,102 @@ class Outlook:
 
 def make_outlook(view: GroupView) -> Outlook:
     """At least one response runs or is queued. A queued one is taken to run from now on."""
-    responses = tuple(response for on_rank in view.responses for response in on_rank)
-    counts = [len(on_rank) for on_rank in view.responses]
-    # A column at a time: thousands of rows of objects would take most of a decision's time.
-    generated, prompt, is_queued = (_column(responses, name) for name in _OF_RESPONSE)
-    predictions = [response.prediction for response in responses]
-    mean_log, sd_log, cap_share, cap = (_column(predictions, name) for name in _OF_PREDICTION)
-    total = generated + prompt
-    rest = np.maximum(cap - generated, 1.0)
+    responses = tuple(chain.from_iterable(view.responses))
+    kinds, kind_of = _kinds(responses)
+    ages, prompts, caps = (
+        _column(kinds, name) for name in ("generated_tokens", "prompt_tokens", "prediction.cap_tokens")
+    )
+    rest = np.maximum(caps - ages, 1.0)
     edges = np.concatenate(
         [[0.0], np.geomspace(max(1.0, rest.max() * _FIRST_CELL_SHARE), max(2.0, rest.max()), _NUM_CELLS)]
     )
     middles = (edges[:-1] + edges[1:]) / 2
-    alive = _alive(generated, middles, mean_log, np.maximum(sd_log, 1e-3), cap_share, rest)
+    alive = _alive(kinds, ages, middles, rest)
     log_done = np.log1p(-np.minimum(alive, 1 - 1e-12))
+    contexts = ages + prompts
+    terms = np.stack([alive, alive * (contexts[:, None] + middles), log_done], axis=1)
+    num_each = np.bincount(kind_of).astype(np.float64)
     return Outlook(
         responses=responses,
-        rank_of=np.repeat(np.arange(view.num_ranks), counts),
-        contexts=total * (1.0 - is_queued),
+        rank_of=np.repeat(np.arange(view.num_ranks), [len(on_rank) for on_rank in view.responses]),
+        contexts=contexts[kind_of] * (1.0 - _column(responses, "is_queued")),
         starts=edges[:-1],
         widths=np.diff(edges),
-        alive=alive,
-        context=alive * (total[:, None] + middles),
-        log_done=log_done,
-        variance=np.einsum("nk,nk->k", alive, 1 - alive),
-        runs_on=np.maximum(-np.expm1(log_done.sum(axis=0)), _LEAST_CHANCE),
-        longest_tokens=float((prompt + cap).max()),
+        terms=terms[kind_of],
+        variance=num_each @ (alive * (1 - alive)),
+        runs_on=np.maximum(-np.expm1(num_each @ log_done), _LEAST_CHANCE),
+        longest_tokens=float((prompts + caps).max()),
     )
+
+
+def _kinds(responses: Sequence[RunningResponse]) -> tuple[list[RunningResponse], NDArray[np.int64]]:
+    """One of each prediction, prompt length and age, and which of them every response is like.
+
+    Samples of a prompt share the first two, and what began together has the same age. A column at a time:
+    thousands of rows of objects would take most of a decision's time.
+    """
+    predictions = map(id, map(attrgetter("prediction"), responses))
+    keys = list(zip(predictions, map(attrgetter("prompt_tokens", "generated_tokens"), responses), strict=True))
+    kinds = dict(zip(keys, responses, strict=True))
+    number = dict(zip(kinds, range(len(kinds)), strict=True))
+    return list(kinds.values()), np.fromiter(map(number.__getitem__, keys), dtype=np.int64, count=len(keys))
 
 
 def _column(rows: Sequence[object], name: str) -> Floats:
     return np.fromiter(map(attrgetter(name), rows), dtype=np.float64, count=len(rows))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RankSums:
-    """The outlook summed over the responses of each rank; arrays are [num_ranks, k]."""
+    """The outlook summed over the responses of each rank."""
 
-    count: Floats
-    context: Floats
-    log_done: Floats
+    terms: Floats
+    """[num_ranks, 3, k], as the outlook's."""
 
     @classmethod
     def of(cls, outlook: Outlook, num_ranks: int) -> "RankSums":
-        occupied, starts = np.unique(outlook.rank_of, return_index=True)
-        sums = []
-        for values in (outlook.alive, outlook.context, outlook.log_done):
-            by_rank = np.zeros((num_ranks, outlook.num_cells))
-            by_rank[occupied] = np.add.reduceat(values, starts, axis=0)
-            sums.append(by_rank)
-        return cls(count=sums[0], context=sums[1], log_done=sums[2])
+        terms = np.zeros((num_ranks, *outlook.terms.shape[1:]))
+        occupied, sums = summed(outlook.terms, outlook.rank_of)
+        terms[occupied] = sums
+        return cls(terms)
+
+    @property
+    def count(self) -> Floats:
+        """[num_ranks, k]"""
+        return self.terms[:, 0]
+
+    @property
+    def context(self) -> Floats:
+        """[num_ranks, k]"""
+        return self.terms[:, 1]
+
+    @property
+    def log_done(self) -> Floats:
+        """[num_ranks, k]"""
+        return self.terms[:, 2]
 
     def moved(self, outlook: Outlook, movers: Sequence[int], targets: Sequence[int]) -> "RankSums":
         """With responses `movers` (positions in the outlook) on ranks `targets`."""
         if not movers:
             return self
-        chosen, to = np.array(movers), np.array(targets)
-        sums = []
-        for before, values in (
-            (self.count, outlook.alive),
-            (self.context, outlook.context),
-            (self.log_done, outlook.log_done),
-        ):
-            after, part = before.copy(), values[chosen]
-            np.subtract.at(after, outlook.rank_of[chosen], part)
-            np.add.at(after, to, part)
-            sums.append(after)
-        return RankSums(count=sums[0], context=sums[1], log_done=sums[2])
+        chosen = np.array(movers)
+        part, after = outlook.terms[chosen], self.terms.copy()
+        for ranks, sign in ((outlook.rank_of[chosen], -1), (np.array(targets), 1)):
+            changed, sums = summed(part, ranks)
+            after[changed] += sign * sums
+        return RankSums(after)
 
     def busy(self) -> Floats:
         """[num_ranks, k] probability that a rank still has a response."""
         return np.asarray(-np.expm1(np.minimum(self.log_done, 0.0)), dtype=np.float64)
+
+
+def summed(values: Floats, groups: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats]:
+    """The groups that occur, ascending, and the sums of `values` [n, ...] over each of them."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    return ordered[starts], np.add.reduceat(values[order], starts, axis=0)
 
 
 def loads(outlook: Outlook, sums: RankSums, num_members: Floats) -> Loads:
@@ -166,24 +202,37 @@ def loads(outlook: Outlook, sums: RankSums, num_members: Floats) -> Loads:
     )
 
 
-def _alive(
-    generated: Floats, middles: Floats, mean_log: Floats, sd_log: Floats, cap_share: Floats, rest: Floats
-) -> Floats:
-    """[n, k] P(length > generated + middle | length > generated), 0 from the cap on."""
-    points = np.concatenate([generated[:, None], generated[:, None] + middles], axis=1)
-    logs = np.log(np.maximum(points, 0.5))
-    deviations = (logs - mean_log[:, None]) / sd_log[:, None]
-    tail = np.exp(-_TAIL_EXPONENT * np.maximum(0.0, (deviations - 1) * sd_log[:, None]))
-    body = (1 - _TAIL_SHARE) * _normal_above(deviations) + _TAIL_SHARE * tail
-    longer = cap_share[:, None] + (1 - cap_share[:, None]) * body
+def _alive(kinds: Sequence[RunningResponse], ages: Floats, middles: Floats, rest: Floats) -> Floats:
+    """[n, k] P(length > age + middle | length > age), 0 from the cap on."""
+    names = ("prediction.mean_log", "prediction.sd_log", "prediction.cap_share")
+    mean_log, sd_log, cap_share = (_column(kinds, name)[:, None] for name in names)
+    sd_log = np.maximum(sd_log, 1e-3)
+    deviations = np.add.outer(ages, np.concatenate([[0.0], middles]))
+    np.log(np.maximum(deviations, 0.5, out=deviations), out=deviations)
+    deviations -= mean_log
+    deviations /= sd_log
+    longer = _normal_above(deviations)
+    longer *= 1 - _TAIL_SHARE
+    tail = np.maximum(0.0, (deviations - 1) * sd_log)
+    tail *= -_TAIL_EXPONENT
+    longer += _TAIL_SHARE * np.exp(tail, out=tail)
+    longer *= 1 - cap_share
+    longer += cap_share
     share = longer[:, 1:] / np.maximum(longer[:, :1], 1e-300)
     return np.where(middles < rest[:, None], np.minimum(share, 1.0), 0.0)
 
 
 def _normal_above(deviations: Floats) -> Floats:
     """1 - Phi, to 1e-7 (Abramowitz and Stegun 7.1.26); numpy has no error function."""
-    size = np.abs(deviations) / np.sqrt(2.0)
+    size = np.abs(deviations)
+    size /= np.sqrt(2.0)
     t = 1 / (1 + 0.3275911 * size)
-    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    above = 0.5 * series * np.exp(-(size**2))
-    return np.where(deviations >= 0, above, 1 - above)
+    series = np.full_like(t, _SERIES[0])
+    for coefficient in _SERIES[1:]:
+        series *= t
+        series += coefficient
+    series *= t
+    series *= 0.5
+    size *= -size
+    series *= np.exp(size, out=size)
+    return np.where(deviations >= 0, series, 1 - series)

@@ -13,7 +13,8 @@ Rule 5: drained ranks leave without that bound: they cost no prefill, and no res
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from operator import sub
+from itertools import chain
+from operator import attrgetter, sub
 
 import numpy as np
 
@@ -29,6 +30,7 @@ _HYSTERESIS = 0.5
 """A change must gain its own stall once more, and half of it again."""
 _LARGEST_PRICE = 1e6
 """Stands for an infinite one in sums."""
+_NAME, _TOKENS = attrgetter("response_id"), attrgetter("generated_tokens")
 _TOO_SLOW = 1.1
 _MAX_STRIKES = 2
 _LARGE_GROUP = 16
@@ -191,11 +193,8 @@ class _History:
         members = frozenset(view.members)
         self.kept |= self._left & members
         self._left |= self._members - members
-        generated = {
-            response.response_id: response.generated_tokens
-            for on_rank in view.responses
-            for response in on_rank
-        }
+        responses = list(chain.from_iterable(view.responses))
+        generated = dict(zip(map(_NAME, responses), map(_TOKENS, responses), strict=True))
         if not generated.keys() <= self._home.keys():
             self._settle(view)
         before = map(self._generated.get, generated, generated.values())
@@ -209,7 +208,7 @@ class _History:
         self._members, self._generated = members, generated
 
     def unmoved(self, outlook: Outlook, sums: RankSums) -> RankSums:
-        names = (response.response_id for response in outlook.responses)
+        names = map(_NAME, outlook.responses)
         homes = np.fromiter(map(self._home.__getitem__, names), dtype=np.int64)
         away = np.flatnonzero(homes != outlook.rank_of)
         return sums.moved(outlook, away.tolist(), homes[away].tolist())
@@ -262,11 +261,10 @@ class _Choice:
     @property
     def patience_iterations(self) -> float:
         """A quarter of what is to be waited for, at most a 128th of the longest possible rest."""
-        costs = [
-            option.later_cost(self.courses.stay, self.outlook, self.price_ranks)
-            for option in self.courses.options
-        ]
-        best = int(np.argmin(np.min(costs, axis=0))) if costs else self.outlook.num_cells - 1
+        best = self.outlook.num_cells - 1
+        if self.courses.options:
+            costs = self.courses.later_costs(self.courses.stay, self.outlook, self.price_ranks)
+            best = int(np.argmin(np.min(costs, axis=0)))
         return min(0.25 * float(self.outlook.starts[best]), self.outlook.longest_rest_tokens / 128)
 
     def decision(self) -> ReleaseDecision:
@@ -298,12 +296,11 @@ class _Choice:
         return self._weight(float(option.stall_s[0])) + after
 
     def _later(self, before: Course, below: int | None = None) -> float:
-        costs = [
-            float(option.later_cost(before, self.outlook, self.price_ranks)[1:].min())
-            for option in self.courses.options
-            if below is None or len(option.candidate.survivors) < below
-        ]
-        return min(costs, default=math.inf)
+        sizes = [len(option.candidate.survivors) for option in self.courses.options]
+        # Larger groups come first.
+        first = 0 if below is None else sum(size >= below for size in sizes)
+        costs = self.courses.later_costs(before, self.outlook, self.price_ranks)
+        return float(np.min(costs[first:, 1:], initial=math.inf))
 
     def _weight(self, stall_s: float) -> float:
         return stall_s * (len(self.view.members) + self.price_ranks)
@@ -322,13 +319,10 @@ class _Choice:
 
     def _order(self, option: Option, gain: float, reason: str) -> ReleaseDecision:
         one, outlook = option.candidate, self.outlook
+        sources = outlook.rank_of[list(one.movers)].tolist()
         moves = tuple(
-            Move(
-                response_id=outlook.responses[mover].response_id,
-                source=int(outlook.rank_of[mover]),
-                target=target,
-            )
-            for mover, target in zip(one.movers, one.targets, strict=True)
+            Move(response_id=outlook.responses[mover].response_id, source=source, target=target)
+            for mover, source, target in zip(one.movers, sources, one.targets, strict=True)
         )
         stall_s = float(option.stall_s[0])
         return ReleaseDecision(
