@@ -57,7 +57,7 @@ class ReleaseControl:
     prediction: Callable[[str], LengthPrediction]
     step_time: StepTime
     decision_interval_tokens: int
-    """A look that shows neither a response ended nor so many new tokens of any asks nothing."""
+    """A look that shows no new drained rank asks nothing before some response has got so many new tokens."""
     clock: Callable[[], float] = time.monotonic
     left_at_s: dict[int, float] = field(default_factory=dict)
     """dp_rank -> when its release was done, for ranks that are away."""
@@ -67,7 +67,10 @@ class ReleaseControl:
     _done: list[_Done] = field(default_factory=list)
     _absences: list[tuple[int, float, float | None]] = field(default_factory=list)
     _order: _Order | None = None
-    _seen: dict[str, int] = field(default_factory=dict)
+    _generated: dict[str, int] = field(default_factory=dict)
+    """Tokens by response_id when the policy was last asked."""
+    _drained: frozenset[int] | None = None
+    """Members without responses then."""
 
     async def watch(self, step: StepControl) -> None:
         """Ask and order while the step runs, until cancelled."""
@@ -145,13 +148,14 @@ class ReleaseControl:
         )
 
     def _is_news(self, unfinished: Sequence[UnfinishedResponse]) -> bool:
+        """A member has drained, or the running responses have grown by the interval."""
+        drained = frozenset(rank for rank in self._members() if not self.placement.inflight[rank])
         generated = {response.response_id: response.generated_tokens for response in unfinished}
-        is_new = generated.keys() != self._seen.keys() or any(
-            count - self._seen[name] >= self.decision_interval_tokens for name, count in generated.items()
-        )
-        if is_new:
-            self._seen = generated
-        return is_new
+        grown = max(count - self._generated.get(name, 0) for name, count in generated.items())
+        if self._drained == drained and grown < self.decision_interval_tokens:
+            return False
+        self._drained, self._generated = drained, generated
+        return True
 
     def _view(self, unfinished: Sequence[UnfinishedResponse]) -> GroupView:
         ranks: list[list[RunningResponse]] = [[] for _ in range(self.placement.num_ranks)]

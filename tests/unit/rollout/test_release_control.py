@@ -121,7 +121,7 @@ class Step:
         return self.client.asked[num_asked:]
 
 
-def test_the_policy_is_asked_when_a_response_ends_or_has_grown_and_not_otherwise() -> None:
+def test_the_policy_is_asked_when_a_rank_has_drained_or_responses_have_grown_and_not_otherwise() -> None:
     step = Step()
     step.look()
     step.look()
@@ -140,6 +140,16 @@ def test_the_policy_is_asked_when_a_response_ends_or_has_grown_and_not_otherwise
     # The response that gained most tells how many iterations ran: 1 and then 16.
     assert [view.at_s for view in step.policy.views] == [1.0, 17.0, 17.0]
     assert step.releases.last_reason == "nothing pays"
+
+
+def test_a_response_that_ends_beside_others_on_its_rank_is_no_news() -> None:
+    step = Step()
+    step.placement.move("beside", 0)
+    step.responses["beside"] = step._response("beside", step.placement.submit("beside"))
+    step.look()
+    step.finish("beside")
+    step.look()
+    assert len(step.policy.views) == 1
 
 
 def test_an_order_moves_first_then_releases_and_nothing_is_asked_until_it_is_answered() -> None:
