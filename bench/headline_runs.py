@@ -19,7 +19,7 @@ from flexfloor.rollout.step import StepLimits
 from flexfloor.scheduling.cost import Clock
 from flexfloor.scheduling.history import LengthHistory
 from flexfloor.scheduling.observation import LengthObservation
-from flexfloor.types import ResponseRequest
+from flexfloor.types import FinishReason, Response, ResponseRequest
 
 NUM_RANKS = 4
 BATCH_SIZE = 16
@@ -181,7 +181,8 @@ class Bench:
         requests = self._requests(trace, scheduler.batch(step).indices, step)
         drawn = asyncio.run(self._draw(setup, trace, scheduler, requests, step))
         result, iterations = drawn.result, drawn.iterations
-        scheduler.observe(result.responses, rollout_step=step)
+        # The engine was told each length as a cap, so it says of every response that it was cut off.
+        scheduler.observe(responses_of(requests, trace.cap_tokens), rollout_step=step)
         wanted = {request.response_id: request.max_response_tokens for request in requests}
         assert iterations is not None
         drawn_tokens = {one.response_id: one.num_tokens for one in result.responses}
@@ -263,3 +264,27 @@ class Bench:
             step_time=scheduler.step_time(),
             decision_interval_tokens=self.decision_interval_tokens,
         )
+
+
+def responses_of(requests: list[ResponseRequest], cap_tokens: int) -> list[Response]:
+    """What a model would have answered, as far as a length history looks: lengths that are its own."""
+    return [
+        Response(
+            response_id=request.response_id,
+            rollout_step=request.rollout_step,
+            prompt_id=request.prompt_id,
+            sample_index=request.sample_index,
+            prompt_token_ids=request.prompt_token_ids,
+            token_ids=(0,) * request.max_response_tokens,
+            logprobs=(0.0,) * request.max_response_tokens,
+            dp_rank=0,
+            weight_version=0,
+            finish_reason=(
+                FinishReason.length if request.max_response_tokens >= cap_tokens else FinishReason.stop
+            ),
+            cap_tokens=cap_tokens,
+            started_at_s=0.0,
+            finished_at_s=0.0,
+        )
+        for request in requests
+    ]

@@ -90,7 +90,12 @@ def _predictions(num_prompts: int) -> list[LengthPrediction]:
 
 
 def _view(
-    expected: list[LengthPrediction], num_responses: int, num_ranks: int, *, at_s: float, generated_tokens: int
+    expected: list[LengthPrediction],
+    num_responses: int,
+    num_ranks: int,
+    *,
+    at_s: float,
+    generated_tokens: int,
 ) -> GroupView:
     """Responses dealt over the ranks one by one."""
     by_rank: list[list[RunningResponse]] = [[] for _ in range(num_ranks)]
