@@ -8,7 +8,6 @@ rank, the chance that it has drained, and the chance that the step is over.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,9 +86,9 @@ def make_outlook(view: GroupView) -> Outlook:
     """At least one response runs or is queued. A queued one is taken to run from now on."""
     responses = tuple(chain.from_iterable(view.responses))
     kinds, kind_of = _kinds(responses)
-    ages, prompts, caps = (
-        _column(kinds, name) for name in ("generated_tokens", "prompt_tokens", "prediction.cap_tokens")
-    )
+    ages = _floats([kind.generated_tokens for kind in kinds])
+    prompts = _floats([kind.prompt_tokens for kind in kinds])
+    caps = _floats([kind.prediction.cap_tokens for kind in kinds])
     rest = np.maximum(caps - ages, 1.0)
     edges = np.concatenate(
         [[0.0], np.geomspace(max(1.0, rest.max() * _FIRST_CELL_SHARE), max(2.0, rest.max()), _NUM_CELLS)]
@@ -103,10 +102,10 @@ def make_outlook(view: GroupView) -> Outlook:
     return Outlook(
         responses=responses,
         rank_of=np.repeat(np.arange(view.num_ranks), [len(on_rank) for on_rank in view.responses]),
-        contexts=contexts[kind_of] * (1.0 - _column(responses, "is_queued")),
+        contexts=contexts[kind_of] * _floats([not response.is_queued for response in responses]),
         starts=edges[:-1],
         widths=np.diff(edges),
-        terms=terms[kind_of],
+        terms=terms if len(kinds) == len(responses) else terms[kind_of],
         variance=num_each @ (alive * (1 - alive)),
         runs_on=np.maximum(-np.expm1(num_each @ log_done), _LEAST_CHANCE),
         longest_tokens=float((prompts + caps).max()),
@@ -119,15 +118,14 @@ def _kinds(responses: Sequence[RunningResponse]) -> tuple[list[RunningResponse],
     Samples of a prompt share the first two, and what began together has the same age. A column at a time:
     thousands of rows of objects would take most of a decision's time.
     """
-    predictions = map(id, map(attrgetter("prediction"), responses))
-    keys = list(zip(predictions, map(attrgetter("prompt_tokens", "generated_tokens"), responses), strict=True))
+    keys = [(id(one.prediction), one.prompt_tokens, one.generated_tokens) for one in responses]
     kinds = dict(zip(keys, responses, strict=True))
-    number = dict(zip(kinds, range(len(kinds)), strict=True))
+    number = {key: index for index, key in enumerate(kinds)}
     return list(kinds.values()), np.fromiter(map(number.__getitem__, keys), dtype=np.int64, count=len(keys))
 
 
-def _column(rows: Sequence[object], name: str) -> Floats:
-    return np.fromiter(map(attrgetter(name), rows), dtype=np.float64, count=len(rows))
+def _floats(values: Sequence[float]) -> Floats:
+    return np.array(values, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +138,9 @@ class RankSums:
     @classmethod
     def of(cls, outlook: Outlook, num_ranks: int) -> "RankSums":
         terms = np.zeros((num_ranks, *outlook.terms.shape[1:]))
-        occupied, sums = summed(outlook.terms, outlook.rank_of)
-        terms[occupied] = sums
+        # The rows lie in the order of their ranks: no need to sort them.
+        starts = _starts(outlook.rank_of)
+        terms[outlook.rank_of[starts]] = np.add.reduceat(outlook.terms, starts, axis=0)
         return cls(terms)
 
     @property
@@ -179,8 +178,13 @@ def summed(values: Floats, groups: NDArray[np.int64]) -> tuple[NDArray[np.int64]
     """The groups that occur, ascending, and the sums of `values` [n, ...] over each of them."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
-    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    starts = _starts(ordered)
     return ordered[starts], np.add.reduceat(values[order], starts, axis=0)
+
+
+def _starts(ascending: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each run of equal numbers begins."""
+    return np.flatnonzero(np.concatenate([[True], ascending[1:] != ascending[:-1]]))
 
 
 def loads(outlook: Outlook, sums: RankSums, num_members: Floats) -> Loads:
@@ -204,9 +208,10 @@ def loads(outlook: Outlook, sums: RankSums, num_members: Floats) -> Loads:
 
 def _alive(kinds: Sequence[RunningResponse], ages: Floats, middles: Floats, rest: Floats) -> Floats:
     """[n, k] P(length > age + middle | length > age), 0 from the cap on."""
-    names = ("prediction.mean_log", "prediction.sd_log", "prediction.cap_share")
-    mean_log, sd_log, cap_share = (_column(kinds, name)[:, None] for name in names)
-    sd_log = np.maximum(sd_log, 1e-3)
+    predictions = [kind.prediction for kind in kinds]
+    mean_log = _floats([one.mean_log for one in predictions])[:, None]
+    sd_log = np.maximum(_floats([one.sd_log for one in predictions]), 1e-3)[:, None]
+    cap_share = _floats([one.cap_share for one in predictions])[:, None]
     deviations = np.add.outer(ages, np.concatenate([[0.0], middles]))
     np.log(np.maximum(deviations, 0.5, out=deviations), out=deviations)
     deviations -= mean_log

@@ -13,8 +13,7 @@ Rule 5: drained ranks leave without that bound: they cost no prefill, and no res
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import chain
-from operator import attrgetter, sub
+from operator import sub
 
 import numpy as np
 
@@ -30,7 +29,6 @@ _HYSTERESIS = 0.5
 """A change must gain its own stall once more, and half of it again."""
 _LARGEST_PRICE = 1e6
 """Stands for an infinite one in sums."""
-_NAME, _TOKENS = attrgetter("response_id"), attrgetter("generated_tokens")
 _TOO_SLOW = 1.1
 _MAX_STRIKES = 2
 _LARGE_GROUP = 16
@@ -193,8 +191,11 @@ class _History:
         members = frozenset(view.members)
         self.kept |= self._left & members
         self._left |= self._members - members
-        responses = list(chain.from_iterable(view.responses))
-        generated = dict(zip(map(_NAME, responses), map(_TOKENS, responses), strict=True))
+        generated = {
+            response.response_id: response.generated_tokens
+            for on_rank in view.responses
+            for response in on_rank
+        }
         if not generated.keys() <= self._home.keys():
             self._settle(view)
         before = map(self._generated.get, generated, generated.values())
@@ -208,8 +209,7 @@ class _History:
         self._members, self._generated = members, generated
 
     def unmoved(self, outlook: Outlook, sums: RankSums) -> RankSums:
-        names = map(_NAME, outlook.responses)
-        homes = np.fromiter(map(self._home.__getitem__, names), dtype=np.int64)
+        homes = np.array([self._home[response.response_id] for response in outlook.responses])
         away = np.flatnonzero(homes != outlook.rank_of)
         return sums.moved(outlook, away.tolist(), homes[away].tolist())
 

@@ -11,7 +11,10 @@ from shared_server import SharedServer
 from transformers import AutoConfig, AutoTokenizer
 
 from flexfloor.report.metrics import read_metrics
+from flexfloor.rollout.iteration_log import iterations_path, load_iterations
 from flexfloor.rollout.ledger import read_ledger, step_path
+from flexfloor.schedule_record import read_schedules
+from flexfloor.scheduling.history import LengthHistory
 from flexfloor.types import Response
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -46,8 +49,9 @@ def checksums(job: Job) -> list[str]:
     return [line.split("checksum=")[1].split()[0] for line in lines if "checksum=" in line]
 
 
-def drawn(run_dir: Path, step: int) -> list[tuple[str, int, tuple[int, ...]]]:
-    return [(item.response_id, item.dp_rank, item.token_ids) for item in responses(run_dir, step)]
+def drawn(run_dir: Path, step: int) -> list[tuple[str, tuple[int, ...]]]:
+    """In the order of submission, whichever rank ended a response."""
+    return [(item.response_id, item.token_ids) for item in responses(run_dir, step)]
 
 
 @pytest.mark.late
@@ -62,8 +66,13 @@ def test_a_dead_rank_ends_the_run_with_its_story_and_nothing_is_left_running(tmp
         wait_gone(children)
     assert "server (pid" in job.text
     assert "Last lines of" in job.text
-    assert len(read_metrics(job.run_dir)) >= 2
+    records = read_metrics(job.run_dir)
+    assert len(records) >= 2
     assert len(responses(job.run_dir, 0)) == RESPONSES_PER_STEP
+    for step, record in enumerate(records[:2]):
+        iterations = load_iterations(iterations_path(job.run_dir, step))
+        assert iterations.worker_iterations == record["occupancy/worker_iterations"]
+        assert iterations.idle_worker_iterations == record["occupancy/idle_worker_iterations"]
 
 
 @pytest.fixture(scope="module")
@@ -83,17 +92,34 @@ def test_every_response_is_there_once_with_its_weights(finished: Job) -> None:
     records = read_metrics(finished.run_dir)
     assert [record["rollout_step"] for record in records] == list(range(NUM_STEPS))
     for step, record in enumerate(records):
-        # 16 prompts: the fourth batch of a pass holds one prompt only.
-        expected = 3 if step % 4 == 3 else RESPONSES_PER_STEP
+        # 16 prompts: a batch of a pass holds one prompt only, the fourth one where nothing is known of lengths.
+        sizes = {3} if step == 3 else {RESPONSES_PER_STEP} if step < 3 else {3, RESPONSES_PER_STEP}
         ended = responses(finished.run_dir, step)
-        assert len({item.response_id for item in ended}) == len(ended) == expected
+        assert len({item.response_id for item in ended}) == len(ended)
+        assert len(ended) in sizes
         assert {item.weight_version for item in ended} == {step}
         assert record["occupancy/num_tokens"] == sum(item.num_tokens for item in ended)
         assert record["occupancy/worker_iterations"] > 0
         assert 0.0 <= record["occupancy/tail_idle_share"] < 1.0
         assert record["train/mean_abs_logprob_diff"] < 1e-4
-    counts = [item.dp_rank for item in responses(finished.run_dir, 0)]
-    assert counts == [index % 4 for index in range(RESPONSES_PER_STEP)]
+
+
+def test_every_step_is_planned_predicted_and_on_record(finished: Job) -> None:
+    schedules, records = read_schedules(finished.run_dir), read_metrics(finished.run_dir)
+    assert [schedule.rollout_step for schedule in schedules] == list(range(NUM_STEPS))
+    for schedule, record in zip(schedules, records, strict=True):
+        assert schedule.placement == "balanced"
+        assert record["schedule/num_decisions"] == len(schedule.decisions)
+        assert record["schedule/num_moves"] <= sum(len(one.moves) for one in schedule.decisions)
+        assert {"mean_abs_log_error", "coverage_p90"} <= schedule.calibration.keys()
+        assert (finished.run_dir / "timelines" / f"step-{schedule.rollout_step:06d}.svg").exists()
+    # The first pass is cold; every prompt of the second one has been seen.
+    assert [record["prediction/share_seen"] for record in records] == [0.0] * 4 + [1.0]
+    prompts = [{item.prompt_id for item in responses(finished.run_dir, step)} for step in range(4)]
+    assert sum(len(part) for part in prompts) == len(set.union(*prompts)) == 16
+    with LengthHistory.open(finished.run_dir / "lengths.sqlite", must_exist=True) as history:
+        (counts,) = history.counts()
+    assert counts.num_responses == sum(record["rollout/num_responses"] for record in records)
 
 
 def test_ranks_leave_and_count_for_less(finished: Job) -> None:
