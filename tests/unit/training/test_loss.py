@@ -56,6 +56,18 @@ def test_weights_by_hand() -> None:
         token_weights([2, 0], LossAgg.token_mean, 8)
 
 
+def test_which_lengths_share_a_step_matters_to_the_token_mean_only() -> None:
+    """What length-bucketed batching relies on, and why it refuses the third."""
+    for loss_agg, depends in (
+        (LossAgg.sequence_mean, False),
+        (LossAgg.fixed, False),
+        (LossAgg.token_mean, True),
+    ):
+        among_short = token_weights([4, 1, 1], loss_agg, 8)[0]
+        among_long = token_weights([4, 8, 8], loss_agg, 8)[0]
+        assert (among_short != among_long) is depends
+
+
 @pytest.mark.parametrize(
     ("ratio", "advantage", "expected", "has_gradient"),
     [
