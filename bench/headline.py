@@ -195,7 +195,7 @@ def of_trace(
     result: dict[str, Any] = {"baseline_tail_idle": by_setup["static"]["tail_idle"]}
     for setup, values in by_setup.items():
         result[setup] = values
-    for profile in ("guarded", "auto", "eager", "max", "guarded_floor1"):
+    for profile in ("guarded", "auto", "eager", "max", "guarded_floor2"):
         if profile in by_setup:
             result[f"best_static_size_occupied_ratio_at_equal_throughput_{profile}"] = against_static_sizes(
                 by_setup, profile
