@@ -99,6 +99,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--decision-interval-tokens", type=int, default=4)
     parser.add_argument("--collectives", choices=("gloo", "shm"), default="shm")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--timelines", type=Path, help="keep a picture of every step in this folder")
     options = parser.parse_args()
     if options.setups[0] != "static":
         parser.error("--setups must begin with static: the others are compared with it")
@@ -123,6 +124,7 @@ def started(children: ChildProcesses, root: Path, clock: Clock, options: argpars
         seed=0,
         num_steps=options.num_steps,
         work_dir=root,
+        timelines=options.timelines,
     )
 
 

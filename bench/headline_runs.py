@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,19 @@ from typing import Any
 from flexfloor.config.choices import Batching, Placement, ReleaseRule, StartingSize
 from flexfloor.config.scheduling import SchedulingConfig
 from flexfloor.data.order import PromptOrder
-from flexfloor.driver.step_scheduler import KnownPrompt, RolloutShape, StepScheduler
+from flexfloor.driver.rollout_phase import step_schedule
+from flexfloor.driver.step_scheduler import KnownPrompt, RolloutShape, StepBatch, StepScheduler
 from flexfloor.iterations import StepIterations
+from flexfloor.report.timeline import write_step_timeline
 from flexfloor.rollout.engine_client import EngineClient
-from flexfloor.rollout.ledger import Ledger
+from flexfloor.rollout.ledger import Ledger, step_path
 from flexfloor.rollout.scheduled_step import Elasticity, ScheduledResult, Watchers, run_scheduled
 from flexfloor.rollout.step import StepLimits
+from flexfloor.schedule_record import write_schedule
 from flexfloor.scheduling.cost import Clock
 from flexfloor.scheduling.history import LengthHistory
 from flexfloor.scheduling.observation import LengthObservation
+from flexfloor.scheduling.plan import StepPlan
 from flexfloor.types import FinishReason, Response, ResponseRequest
 
 NUM_RANKS = 4
@@ -29,6 +34,8 @@ WARM_RUN = "warm"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """A configuration to measure."""
+
+    name: str = ""
 
     batching: Batching = Batching.fifo
     placement: Placement = Placement.round_robin
@@ -44,7 +51,7 @@ class Setup:
 
 _BUCKETED = Setup(batching=Batching.length_bucketed, placement=Placement.balanced)
 _ALL = replace(_BUCKETED, release=ReleaseRule.guarded)
-SETUPS: dict[str, Setup] = {
+_SETUPS: dict[str, Setup] = {
     "static": Setup(what="verl: data order, round robin, nobody leaves"),
     "placement": Setup(placement=Placement.balanced, what="balanced placement, longest first"),
     "bucketing": Setup(batching=Batching.length_bucketed, what="length-bucketed batches"),
@@ -59,6 +66,7 @@ SETUPS: dict[str, Setup] = {
     "half": Setup(num_ranks=2, what="CONTROL: static group of half the size"),
     "half_bucketed": replace(_BUCKETED, num_ranks=2, what="CONTROL: the same, length-bucketed"),
 }
+SETUPS = {name: replace(setup, name=name) for name, setup in _SETUPS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +148,8 @@ class Bench:
     seed: int
     num_steps: int
     work_dir: Path
+    timelines: Path | None = None
+    """Where pictures of the steps are kept, with what they were made from."""
 
     def run(self, setup: Setup, trace: ForcedTrace) -> list[RanStep]:
         """All steps of the trace's last pass under a fresh, warm history."""
@@ -179,8 +189,15 @@ class Bench:
         )
 
     def _step(self, setup: Setup, trace: ForcedTrace, scheduler: StepScheduler, step: int) -> RanStep:
-        requests = self._requests(trace, scheduler.batch(step).indices, step)
-        drawn = asyncio.run(self._draw(setup, trace, scheduler, requests, step))
+        batch = scheduler.batch(step)
+        requests = self._requests(trace, batch.indices, step)
+        plan = scheduler.plan(requests)
+        path = step_path(self.work_dir / "ledger", step)
+        path.parent.mkdir(exist_ok=True)
+        drawn = asyncio.run(self._draw(setup, trace, scheduler, requests, plan, path))
+        if self.timelines is not None:
+            self._keep(f"{trace.name}-{setup.name}", path, batch, plan, drawn)
+        path.unlink()
         result, iterations = drawn.result, drawn.iterations
         # The engine was told each length as a cap, so it says of every response that it was cut off.
         scheduler.observe(responses_of(requests, trace.cap_tokens), rollout_step=step)
@@ -226,15 +243,16 @@ class Bench:
         trace: ForcedTrace,
         scheduler: StepScheduler,
         requests: list[ResponseRequest],
-        step: int,
+        plan: StepPlan,
+        path: Path,
     ) -> ScheduledResult:
-        plan = scheduler.plan(requests)
         placement = plan.policy(num_ranks=NUM_RANKS, running_limit_per_rank=256)
-        path = self.work_dir / f"{random.getrandbits(64):x}.ledger"
         limits = StepLimits(
             context_tokens=2 * trace.cap_tokens + 64, response_timeout_s=300.0, max_attempts=3
         )
-        opened = Ledger.open(path, rollout_step=step, weight_version=0, num_responses=len(requests))
+        opened = Ledger.open(
+            path, rollout_step=requests[0].rollout_step, weight_version=0, num_responses=len(requests)
+        )
         with opened as ledger:
             async with EngineClient(self.url, ignore_eos=True) as engine:
                 # The same prompts come again in every configuration, and a cached prefix would be a gift.
@@ -251,8 +269,17 @@ class Bench:
                     elasticity=self._elasticity(setup, scheduler),
                     iteration_log=self.iteration_log,
                 )
-        path.unlink()
         return drawn
+
+    def _keep(
+        self, name: str, ledger: Path, batch: StepBatch, plan: StepPlan, drawn: ScheduledResult
+    ) -> None:
+        assert self.timelines is not None
+        run_dir, step = self.timelines / name, drawn.result.responses[0].rollout_step
+        (run_dir / "ledger").mkdir(parents=True, exist_ok=True)
+        shutil.copy(ledger, step_path(run_dir / "ledger", step))
+        write_schedule(run_dir, step_schedule(step, num_ranks=NUM_RANKS, batch=batch, plan=plan, drawn=drawn))
+        write_step_timeline(run_dir, step)
 
     def _elasticity(self, setup: Setup, scheduler: StepScheduler) -> Elasticity | None:
         if setup.release is None and setup.num_ranks == NUM_RANKS:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from flexfloor.config import TrainConfig
 from flexfloor.data.reward_pool import RewardPool
 from flexfloor.driver.batch import step_requests
@@ -156,23 +158,10 @@ class RolloutPhase:
         """Into the run directory and the length history."""
         planned = self._scheduler.planned_prompts()
         calibration = self._scheduler.observe(drawn.result.responses, rollout_step=rollout_step)
-        schedule = StepSchedule(
-            rollout_step=rollout_step,
-            num_ranks=self._config.rollout.ep_size,
-            wall_s=drawn.occupancy.wall_s,
-            batching="length_bucketed" if batch.is_bucketed else "fifo",
-            batching_reason=batch.reason,
-            placement=plan.placement,
-            placement_reason=plan.reason,
-            starting_members=plan.members,
-            predicted_peak_kv_tokens=plan.predicted_peak_kv_tokens,
-            kv_capacity_tokens=plan.kv_capacity_tokens,
-            num_retractions=0 if drawn.iterations is None else drawn.iterations.num_retractions,
-            decisions=drawn.decisions,
-            absences=drawn.absences,
-            prompts=planned,
-            calibration=calibration,
+        schedule = step_schedule(
+            rollout_step, num_ranks=self._config.rollout.ep_size, batch=batch, plan=plan, drawn=drawn
         )
+        schedule = msgspec.structs.replace(schedule, prompts=planned, calibration=calibration)
         write_schedule(self._run_dir, schedule)
         if drawn.iterations is not None:
             save_iterations(iterations_path(self._run_dir, rollout_step), drawn.iterations)
@@ -182,6 +171,27 @@ class RolloutPhase:
     def _engine(self) -> EngineClient:
         rollout = self._config.rollout
         return EngineClient(self._server_url, temperature=rollout.temperature, top_p=rollout.top_p)
+
+
+def step_schedule(
+    rollout_step: int, *, num_ranks: int, batch: StepBatch, plan: StepPlan, drawn: ScheduledResult
+) -> StepSchedule:
+    """The record of a step, without what was predicted of its prompts."""
+    return StepSchedule(
+        rollout_step=rollout_step,
+        num_ranks=num_ranks,
+        wall_s=drawn.occupancy.wall_s,
+        batching="length_bucketed" if batch.is_bucketed else "fifo",
+        batching_reason=batch.reason,
+        placement=plan.placement,
+        placement_reason=plan.reason,
+        starting_members=plan.members,
+        predicted_peak_kv_tokens=plan.predicted_peak_kv_tokens,
+        kv_capacity_tokens=plan.kv_capacity_tokens,
+        num_retractions=0 if drawn.iterations is None else drawn.iterations.num_retractions,
+        decisions=drawn.decisions,
+        absences=drawn.absences,
+    )
 
 
 class _Scoring:
