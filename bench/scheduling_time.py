@@ -68,7 +68,7 @@ def release_decision_ms(
 ) -> float:
     """CPU milliseconds of a decision in mid-step, the median of 20 at growing ages.
 
-    Samples of a prompt share its prediction, as they do live; with one sample each, no two responses are alike.
+    Samples of a prompt share its prediction, as they do live; with one each no two responses are alike.
     """
     policy = CostBasedRelease(
         clock=GpuClock(), num_ranks=num_ranks, floor=num_ranks // 4, kv_tokens=lambda num_members: 800_000

@@ -6,11 +6,21 @@ Priced with a model of H200 (and H100) that was not fitted to any GPU run. Every
 group with verl's placement over the same responses. Details go to stderr and to --json-out; the last line is
 one JSON object. One core, about ten minutes; --quick under one.
 
-`oracle_fraction_min`: tokens per occupied worker time of the guarded profile, against the same policies with
-known lengths (batches, placement, release), lowest over the regimes, median over seeds. Beside it, the same
-with batches left as they are. `worst_throughput_ratio`: of the guarded profile, over every case and seed.
-`gain_over_best_static_size`: guarded against the smallest bucketed static group that is at least as fast,
-lowest over the regimes with a tail idle of 0.15 and more.
+Gains and what ends in `_min` are the lowest over regimes, each regime's number the median over seeds.
+`oracle_fraction_min`: tokens per occupied worker time of the guarded profile, against the same policies over
+the same batches, knowing every length when they place and release. `oracle_fraction_with_known_batches_min`:
+against those that form batches by known lengths too. No prediction comes near that: which responses will run
+away is chance, and the oracle puts them all into one step. `worst_throughput_ratio`: of the guarded profile,
+over every case and seed. `wrong_clock_throughput_min`: of it with a wrong cost model, against the same
+batches and releases without moving.
+
+`gain_over_best_static_size`: guarded on all workers against the smallest bucketed static group that is at
+least as fast, over the regimes with a tail idle of 0.15 and more. It flatters where only the full group is as
+fast and a smaller one that is nearly so costs much less. So, for the same regimes,
+`gain_at_matched_throughput`: for each bucketed static size that is above the floor and has 0.9 of the full
+one's throughput, the best of ours of any size that is at least as fast, lowest over these sizes; 1 where none
+of ours is. `gain_within_3_percent`: the same where ours may be slower by the share of wall time that the
+guarded profile may give away.
 """
 
 import argparse
@@ -25,11 +35,8 @@ from typing import Any
 
 import numpy as np
 from scheduling_time import plans_s, release_decision_ms
+from simulated_cases import MEMORY_CASES, QUICK_CASES, Setting, machine_of, sensitivities
 
-from flexfloor.experts.memory import KvNeed, MemoryBudget, plan_size
-from flexfloor.model_memory import ModelShape
-from flexfloor.scheduling.clocks import H100, H200, GpuClock, GpuSpec
-from flexfloor.scheduling.cost import Clock
 from flexfloor.scheduling.release import GUARDED, ReleaseProfile
 from flexfloor.simulate.bounds import free_migration_bound
 from flexfloor.simulate.forecast import Knowledge
@@ -49,83 +56,16 @@ from flexfloor.simulate.study import (
 )
 from flexfloor.simulate.traces import REGIMES, Trace, generate
 
-QWEN3_30B_A3B = ModelShape(
-    num_layers=48,
-    num_experts=128,
-    hidden_size=2048,
-    moe_intermediate_size=768,
-    num_attention_heads=32,
-    num_kv_heads=4,
-    head_dim=128,
-    vocab_size=151936,
-    dtype_bytes=2,
-    kv_dtype_bytes=2,
-)
-GIB = 1024**3
-MEMORY_BYTES = {"h200": 139 * GIB, "h100": 79 * GIB}
-OTHER_BYTES = 8 * 10**9
 HISTORY_PASSES = 2
 NUM_STEPS = 4
 MANY = 1024
 """Responses of a step, from which on the first seed must do."""
-NEAR = 0.97
-"""A static group of this share of our throughput counts as about as fast."""
+RIVAL_SHARE = 0.9
+"""Of the full static group's throughput that a smaller one must have to count."""
 IDLE_ENOUGH = 0.15
 MAIN = ("A", "B", "B0", "C", "D", "E", "F", "H", "J", "P1", "P2", "P3")
 QUICK = ("A", "P1")
 LAMBDAS = (0.0, 0.3, 1.0, 2.0, 4.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """A regime on a machine, with what is known of it."""
-
-    name: str
-    regime: str
-    spec: GpuSpec = H200
-    memory: str = "h200"
-    other_bytes: int = OTHER_BYTES
-    truth: GpuSpec | None = None
-    """What iterations really take; None: as the policies believe."""
-    knowledge: Knowledge = Knowledge.history
-    noise_sd: float = 0.0
-    prompt_share: float = 0.55
-    running_limit: int = 256
-    set_sizes: tuple[int, ...] = ()
-    """Member sets that are prepared, each the first ranks; none: any set."""
-
-
-def sensitivities(regime: str) -> list[Setting]:
-    """Wrong predictions, dear and free switches, a cost model that is wrong by a factor of two."""
-    found = [
-        Setting(name=f"{regime} noise {noise:g}", regime=regime, noise_sd=noise) for noise in (0.25, 0.5, 1.0)
-    ]
-    found.append(Setting(name=f"{regime} cold", regime=regime, knowledge=Knowledge.cold))
-    found.append(Setting(name=f"{regime} reversed", regime=regime, knowledge=Knowledge.reversed))
-    for stall_s in (0.0, 1.0, 3.0):
-        spec = replace(H200, switch_fixed_s=stall_s, name=f"h200, switch {stall_s:g} s")
-        found.append(Setting(name=f"{regime} switch {stall_s:g} s", regime=regime, spec=spec))
-    for factor in (0.5, 2.0):
-        truth = H200.scaled(fixed_s=factor, hop_s=factor)
-        found.append(Setting(name=f"{regime} true overheads x {factor:g}", regime=regime, truth=truth))
-        truth = H200.scaled(kv_efficiency=factor)
-        found.append(Setting(name=f"{regime} true KV speed x {factor:g}", regime=regime, truth=truth))
-    found.append(Setting(name=f"{regime} prompt share 0.8", regime=regime, prompt_share=0.8))
-    num_ranks = REGIMES[regime].num_ranks
-    for parts in ((4, 2), (6, 4, 3, 2)):
-        set_sizes = tuple(num_ranks * part // 8 for part in parts)
-        name = f"{regime} member sets of {', '.join(str(size) for size in set_sizes)} only"
-        found.append(Setting(name=name, regime=regime, set_sizes=set_sizes))
-    return found
-
-
-MEMORY_CASES = (
-    Setting(name="C on H100", regime="C", spec=H100, memory="h100"),
-    Setting(name="C on H100, 25 GB taken", regime="C", spec=H100, memory="h100", other_bytes=25 * 10**9),
-    Setting(name="D on H100, 32 running", regime="D", spec=H100, memory="h100", running_limit=32),
-)
-
-QUICK_CASES = (Setting(name="A noise 1", regime="A", noise_sd=1.0),)
 
 
 def main() -> None:
@@ -158,22 +98,24 @@ class Bench:
         pareto = self._pareto("A") if settings else {}
         plans = plans_s()
         decision_ms = release_decision_ms()
+        idle = {name: one for name, one in main.items() if one["idle"] >= IDLE_ENOUGH}
+        wrong = {one.name: cases[one.name] for one in settings if one.truth is not None}
         return {
             "summary": {
                 "oracle_fraction_min": lowest(main, "oracle_fraction"),
-                "oracle_in_step_fraction_min": lowest(main, "oracle_in_step_fraction"),
+                "oracle_fraction_with_known_batches_min": lowest(main, "oracle_fraction_with_known_batches"),
                 "worst_throughput_ratio": min(
                     ratio for one in (*main.values(), *cases.values()) for ratio in one["throughputs"]
                 ),
-                "gain_over_best_static_size": lowest(
-                    {name: one for name, one in main.items() if one["idle"] >= IDLE_ENOUGH},
-                    "gain_over_static",
-                ),
+                "wrong_clock_throughput_min": lowest(wrong, "throughput_without_moves"),
+                "gain_over_best_static_size": lowest(idle, "gain_over_static"),
+                "gain_at_matched_throughput": lowest(idle, "gain_at_matched_throughput"),
+                "gain_within_3_percent": lowest(idle, "gain_within_3_percent"),
                 "plan_16k_responses_256_workers_s": plans["16384 on 256"],
                 "release_decision_ms": decision_ms,
+                "release_decision_all_unlike_ms": release_decision_ms(samples_per_prompt=1),
                 "seeds": len(self.seeds),
             },
-            "gain_over_near_static": {name: one["gain_over_near_static"] for name, one in main.items()},
             "regimes": main,
             "cases": cases,
             "pareto_over_lambda_A": pareto,
@@ -198,19 +140,20 @@ class Bench:
         schemes = [BUCKETED, DRAINED_RELEASE, GUARDED_RELEASE]
         schemes += [] if self.is_quick else [GUARDED_AUTO, EAGER_RELEASE, MAX_RELEASE]
         runs = {scheme.name: run(scheme) for scheme in schemes}
-        if not self.is_quick:
-            runs["guarded N/2"] = run(sized(GUARDED_RELEASE, machine.num_ranks // 2))
         half = sized(STATIC, machine.num_ranks // 2)
         runs["static N/2"] = run(half)
-        by_size = [
-            runs["bucketed"] if size == machine.num_ranks else run(sized(BUCKETED, size))
-            for size in sizes(machine.num_ranks, machine.floor)
-        ]
+        smaller = sizes(machine.num_ranks, machine.floor)[1:]
+        by_size = [runs["bucketed"], *(run(sized(BUCKETED, size)) for size in smaller)]
         guarded = runs["guarded"]
+        ours = [one for name, one in runs.items() if name not in ("bucketed", "static N/2")]
+        guarded_by_size = [run(sized(GUARDED_RELEASE, size)) for size in smaller]
+        ours += guarded_by_size
         oracle, in_step = (
             self._runner(replace(setting, knowledge=knowledge), seed)(GUARDED_RELEASE)
             for knowledge in (Knowledge.oracle, Knowledge.oracle_in_step)
         )
+        rivals = [one for one in by_size if one.num_ranks > machine.floor]
+        matched, near = (matched_gains(ours, rivals, share=share) for share in (1.0, 0.97))
         bound = bound_ratios(self._workload(setting, seed), machine, static)
         return {
             "idle": static.idle_share,
@@ -220,17 +163,25 @@ class Bench:
                 scheme: ratio_list(one, static)
                 for scheme, one in [*runs.items(), ("oracle", oracle), ("oracle in step", in_step)]
             }
-            | {f"bucketed, {one.num_ranks}": ratio_list(one, static) for one in by_size}
+            | {
+                f"{one.scheme}, {one.num_ranks}": ratio_list(one, static)
+                for one in [*by_size, guarded, *guarded_by_size]
+            }
             | {"free migration": bound},
             "counts": {
                 scheme: [one.num_switches, one.num_moves, one.num_retractions, one.num_refused]
                 for scheme, one in runs.items()
             },
-            "oracle_fraction": guarded.tokens_per_occupied_s / oracle.tokens_per_occupied_s,
-            "oracle_in_step_fraction": guarded.tokens_per_occupied_s / in_step.tokens_per_occupied_s,
+            "oracle_fraction": guarded.tokens_per_occupied_s / in_step.tokens_per_occupied_s,
+            "oracle_fraction_with_known_batches": (
+                guarded.tokens_per_occupied_s / oracle.tokens_per_occupied_s
+            ),
             "oracle_cost_fraction": cost(oracle) / cost(guarded),
             "gain_over_static": best_static_gain(guarded, by_size),
-            "gain_over_near_static": near_gain([*runs.values()], by_size),
+            "gain_at_matched_throughput": min(matched.values()),
+            "gain_within_3_percent": min(near.values()),
+            "matched_gains_by_static_size": matched,
+            "gains_within_3_percent_by_static_size": near,
             "gains_over_static": {
                 scheme: best_static_gain(one, by_size)
                 for scheme, one in runs.items()
@@ -239,17 +190,19 @@ class Bench:
         }
 
     def _guard(self, setting: Setting) -> dict[str, Any]:
-        """Static, bucketed and guarded only."""
+        """Static, bucketed, drained release and guarded only."""
         per_seed = []
         for seed in self.seeds[:1]:
             run = self._runner(setting, seed)
             static, bucketed, guarded = run(STATIC), run(BUCKETED), run(GUARDED_RELEASE)
+            drained = run(DRAINED_RELEASE)
             per_seed.append(
                 {
                     "idle": static.idle_share,
                     "throughputs": [guarded.tokens_per_s / static.tokens_per_s],
+                    "throughput_without_moves": guarded.tokens_per_s / drained.tokens_per_s,
                     "slowest_step": slowest_step(guarded, bucketed),
-                    "ratios": {one.scheme: ratio_list(one, static) for one in (bucketed, guarded)},
+                    "ratios": {one.scheme: ratio_list(one, static) for one in (bucketed, drained, guarded)},
                     "counts": {
                         one.scheme: [one.num_switches, one.num_moves, one.num_retractions, one.num_refused]
                         for one in (static, bucketed, guarded)
@@ -287,29 +240,6 @@ class Bench:
         )
 
 
-def machine_of(setting: Setting) -> Machine:
-    num_ranks = REGIMES[setting.regime].num_ranks
-    believed: Clock = GpuClock(spec=setting.spec)
-    budget = MemoryBudget(
-        memory_bytes=MEMORY_BYTES[setting.memory], usable_share=0.9, other_bytes=setting.other_bytes
-    )
-
-    def kv_tokens(num_members: int) -> int:
-        return plan_size(QWEN3_30B_A3B, num_members, budget, KvNeed(longest_tokens=0)).kv_tokens
-
-    return Machine(
-        num_ranks=num_ranks,
-        floor=max(2, num_ranks // 4),
-        clock=believed if setting.truth is None else GpuClock(spec=setting.truth),
-        policy_clock=None if setting.truth is None else believed,
-        running_limit_per_rank=setting.running_limit,
-        member_sets=tuple(tuple(range(size)) for size in setting.set_sizes) or None,
-        kv_tokens=kv_tokens,
-        # Live it is 16; about 128 decisions a step tell what a thousand do, and drained ranks wait for none.
-        decision_interval_iterations=REGIMES[setting.regime].cap_tokens // 128,
-    )
-
-
 def bound_ratios(workload: Workload, machine: Machine, static: ScenarioResult) -> list[float]:
     """Of the free-migration bound over batches that known lengths would make, priced as GUARDED is."""
     trace, size = workload.trace, workload.num_prompts_per_step
@@ -343,20 +273,20 @@ def slowest_step(run: ScenarioResult, same_batches: ScenarioResult) -> float:
     return max(one.wall_s / other.wall_s for one, other in pairs if one.num_tokens == other.num_tokens)
 
 
-def near_gain(ours: Sequence[ScenarioResult], static_sizes: Sequence[ScenarioResult]) -> float:
-    """The best of our runs at least as fast as each static group, lowest over those groups.
+def matched_gains(
+    ours: Sequence[ScenarioResult], static_sizes: Sequence[ScenarioResult], *, share: float
+) -> dict[str, float]:
+    """By static size: the best of our runs that has a `share` of its throughput; 1 where none has.
 
-    What `best_static_gain` leaves out: a smaller static group just below our throughput may be cheap, and the
-    question is then what a profile or a size of ours does at that group's throughput.
+    Static groups far slower than the full one, the first of them, are nobody's rival.
     """
-    fastest = max(one.tokens_per_s for one in static_sizes)
-    gains = []
+    gains = {}
     for rival in static_sizes:
-        fast = [one for one in ours if one.tokens_per_s >= NEAR * rival.tokens_per_s]
-        if fast and rival.tokens_per_s >= NEAR**5 * fastest:
-            best = max(one.tokens_per_occupied_s for one in fast)
-            gains.append(best / rival.tokens_per_occupied_s)
-    return min(gains)
+        if rival.tokens_per_s >= RIVAL_SHARE * static_sizes[0].tokens_per_s:
+            fast = [one for one in ours if one.tokens_per_s >= share * rival.tokens_per_s]
+            best = max((one.tokens_per_occupied_s for one in fast), default=rival.tokens_per_occupied_s)
+            gains[str(rival.num_ranks)] = best / rival.tokens_per_occupied_s
+    return gains
 
 
 def cost(run: ScenarioResult) -> float:
@@ -373,7 +303,8 @@ def merge(per_seed: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians over seeds, number by number; what every seed says of throughput is kept."""
     merged: dict[str, Any] = {}
     for key, value in per_seed[0].items():
-        values = [one[key] for one in per_seed]
+        # A static size may be a rival with one seed and too slow with another.
+        values = [one[key] for one in per_seed if key in one]
         if key == "throughputs":
             merged[key] = [round(number, 3) for one in values for number in one]
         elif isinstance(value, dict):

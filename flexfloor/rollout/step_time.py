@@ -64,10 +64,12 @@ class WallTime:
             return None
         observed_s = (at_s - last_s) / num_iterations
         load = load_of(before)
+        # Of what was believed before this interval taught better: that is what the decisions rested on.
+        learned = Feedback(predicted_s=self._clock.decode_s(load), observed_s=observed_s)
         self._clock.observe(
             num_ranks=load.num_ranks, predicted_s=self._clock.clock.decode_s(load), observed_s=observed_s
         )
-        return Feedback(predicted_s=self._clock.decode_s(load), observed_s=observed_s)
+        return learned
 
 
 class ModelledTime:

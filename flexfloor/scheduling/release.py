@@ -111,7 +111,9 @@ class CostBasedRelease(ReleasePolicy):
         """Iterations at the size of the last view, as the clock prices them and as they were.
 
         Before the first release it tells what the clock is wrong by altogether, which changes no decision.
-        After it, twice in a row a tenth slower than that ends moving in this step.
+        After it, twice in a row a tenth slower than that ends moving in this step. That is for clocks that
+        learn nothing. A `CorrectedClock` prices the second iteration better already; there the wall time
+        lost, as `view.at_s` tells it, and the corrected prices of staying and of moving end it.
         """
         if predicted_s <= 0 or observed_s <= 0:
             raise ValueError(f"predicted_s={predicted_s}, observed_s={observed_s}: iterations take time")

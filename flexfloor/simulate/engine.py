@@ -30,7 +30,7 @@ Decide = Callable[[GroupView], ReleaseDecision]
 
 
 class Observe(Protocol):
-    def __call__(self, *, predicted_s: float, observed_s: float) -> None: ...
+    def __call__(self, *, num_ranks: int, predicted_s: float, observed_s: float) -> None: ...
 
 
 class Releases(Protocol):
@@ -68,7 +68,7 @@ class DecisionFact:
 
     at_iteration: int
     at_s: float
-    """On the policy's clock."""
+    """As the policy saw it."""
     decision: ReleaseDecision
     outcome: str
     """`done`, or why it could not be carried out."""
@@ -86,7 +86,7 @@ class StepOutcome:
     decisions: tuple[DecisionFact, ...]
     num_retractions: int
     policy_s: float
-    """How long the step took on the policy's clock, stalls included; 0 without a release policy."""
+    """How long the step took for the release policy, stalls included; 0 without one."""
 
     @property
     def num_refused(self) -> int:
@@ -106,8 +106,9 @@ def simulate_step(
 ) -> StepOutcome:
     """One rollout step: `responses` in the order of submission, `members` serve from the start.
 
-    `policy_clock` gives the time that the release policy sees; it is needed with `release`. `observe` is told
-    after each interval between decisions what it took on the policy's clock and on `truth_clock`. Raises
+    `policy_clock` is needed with `release`: it gives the time that the policy sees, unless there is a
+    `truth_clock` that does, as a watch on the wall would. `observe` is told after each interval between
+    decisions what one of its decode iterations took on either clock, and in a group of how many. Raises
     ValueError for a response without tokens, or longer than it may become.
     """
     _check(responses, members, placement)
@@ -133,7 +134,7 @@ class _Step:
         self._group = group
         self._release = release
         self._policy_clock = policy_clock
-        self._truth_clock = truth_clock if observe is not None else None
+        self._seen_clock = truth_clock or policy_clock
         self._observe = observe
         self._requests = [
             Request(
@@ -156,8 +157,8 @@ class _Step:
         self._decisions: list[DecisionFact] = []
         self._starting_members = group.members
         self._policy_s = 0.0
-        self._since: tuple[float, float] = (0.0, 0.0)
-        """Policy and truth seconds since the last decision point."""
+        self._since: tuple[int, float, float] = (0, 0.0, 0.0)
+        """Decode iterations since the last decision point, and their seconds as expected and as seen."""
         self._next_decision = group.limits.decision_interval_iterations
 
     def run(self) -> StepOutcome:
@@ -196,15 +197,18 @@ class _Step:
 
     def _took(self, repeats: int) -> None:
         """So many iterations are about to run: add their time."""
-        if self._release is None or self._policy_clock is None:
+        if self._release is None or self._policy_clock is None or self._seen_clock is None:
             return
         load, prefill_tokens = self._group.load(repeats)
-        times = []
-        for clock in (self._policy_clock, self._truth_clock):
-            took_s = 0.0 if clock is None else clock.decode_s(load) * repeats
-            times.append(took_s + (clock.prefill_s(prefill_tokens) if clock and prefill_tokens else 0.0))
-        self._policy_s += times[0]
-        self._since = (self._since[0] + times[0], self._since[1] + times[1])
+        seen_s = self._seen_clock.decode_s(load) * repeats
+        if prefill_tokens:
+            self._policy_s += seen_s + self._seen_clock.prefill_s(prefill_tokens)
+            return
+        self._policy_s += seen_s
+        if self._observe is not None:
+            count, expected_s, before_s = self._since
+            expected_s += self._policy_clock.decode_s(load) * repeats
+            self._since = (count + repeats, expected_s, before_s + seen_s)
 
     def _arrive(self) -> None:
         now, arrived = self._group.iteration, False
@@ -236,9 +240,11 @@ class _Step:
         if not has_drained and self._group.iteration < self._next_decision:
             return
         self._next_decision = self._group.iteration + self._group.limits.decision_interval_iterations
-        if self._observe is not None and self._since[0] > 0:
-            self._observe(predicted_s=self._since[0], observed_s=self._since[1])
-        self._since = (0.0, 0.0)
+        count, expected_s, seen_s = self._since
+        if self._observe is not None and count:
+            num_ranks = len(self._group.members)
+            self._observe(num_ranks=num_ranks, predicted_s=expected_s / count, observed_s=seen_s / count)
+        self._since = (0, 0.0, 0.0)
         decision = self._release.decide(self._view())
         if not decision.is_stay:
             self._carry_out(decision)
@@ -282,8 +288,8 @@ class _Step:
         before = len(group.members)
         group.leave(decision.leavers)
         self._placement.set_members(group.members)
-        if self._policy_clock is not None:
-            self._policy_s += self._policy_clock.switch_s(before, len(group.members))
+        if self._seen_clock is not None:
+            self._policy_s += self._seen_clock.switch_s(before, len(group.members))
 
     def _refusal(self, decision: ReleaseDecision) -> str:
         """Why the decision does not fit the group, or nothing."""

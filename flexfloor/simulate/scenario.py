@@ -12,12 +12,13 @@ import numpy as np
 
 from flexfloor.config.choices import Batching, Placement, StartingSize
 from flexfloor.scheduling.batch import plan_window
+from flexfloor.scheduling.clocks import CorrectedClock
 from flexfloor.scheduling.cost import Clock
 from flexfloor.scheduling.lengths import LengthPrediction
 from flexfloor.scheduling.plan import PlannedResponse, StepPlan, plan_step
 from flexfloor.scheduling.pricing import price
 from flexfloor.scheduling.release import GUARDED, AllowedSets, CostBasedRelease, ReleaseProfile
-from flexfloor.simulate.engine import Limits, SimulatedResponse, StepOutcome, simulate_step
+from flexfloor.simulate.engine import Limits, Observe, SimulatedResponse, StepOutcome, simulate_step
 from flexfloor.simulate.forecast import Drawn, Forecast, Knowledge
 from flexfloor.simulate.results import ScenarioResult, StepResult
 from flexfloor.simulate.traces import Trace
@@ -36,7 +37,7 @@ class Machine:
     clock: Clock
     """The truth."""
     policy_clock: Clock | None = None
-    """What plan and release price in; None: the truth."""
+    """What plan and release price in, corrected by what the run's iterations took so far; None: the truth."""
     running_limit_per_rank: int = 256
     kv_tokens: Callable[[int], int | None] = _no_bound
     """KV pool of a rank in tokens, by the number of members."""
@@ -117,6 +118,8 @@ class _Run:
     machine: Machine
     forecast: Forecast = field(init=False)
     num_ranks: int = field(init=False)
+    policy_clock: Clock = field(init=False)
+    corrected: CorrectedClock | None = None
     rollout_step: int = 0
 
     def __post_init__(self) -> None:
@@ -125,6 +128,9 @@ class _Run:
             workload.trace, workload.knowledge, noise_sd=workload.noise_sd, seed=workload.seed
         )
         self.num_ranks = self.scheme.num_ranks or self.machine.num_ranks
+        if self.machine.policy_clock is not None:
+            self.corrected = CorrectedClock(clock=self.machine.policy_clock)
+        self.policy_clock = self.corrected or self.machine.clock
 
     @property
     def floor(self) -> int:
@@ -136,10 +142,6 @@ class _Run:
         """Then a plan costs time and changes nothing."""
         scheme = self.scheme
         return scheme.placement is Placement.round_robin and scheme.starting_size is StartingSize.full
-
-    @property
-    def policy_clock(self) -> Clock:
-        return self.machine.policy_clock or self.machine.clock
 
     def result(self) -> ScenarioResult:
         steps: list[StepResult] = []
@@ -206,9 +208,9 @@ class _Run:
             members=plan.members,
             limits=self.machine.limits,
             release=release,
-            policy_clock=self.policy_clock,
+            policy_clock=self.machine.policy_clock or self.machine.clock,
             truth_clock=self.machine.clock,
-            observe=None if release is None or self.machine.policy_clock is None else release.observe,
+            observe=self._observer(release),
         )
         return self._priced(plan, outcome, drawn, batching_reason)
 
@@ -267,6 +269,19 @@ class _Run:
             allowed=self._allowed(),
             kv_tokens=self.machine.kv_tokens,
         )
+
+    def _observer(self, release: CostBasedRelease | None) -> Observe | None:
+        """As live: what iterations took corrects the clock, and the policy is told how wrong it was."""
+        corrected = self.corrected
+        if release is None or corrected is None:
+            return None
+
+        def observe(*, num_ranks: int, predicted_s: float, observed_s: float) -> None:
+            expected_s = corrected.corrected_s(num_ranks, predicted_s)
+            release.observe(predicted_s=expected_s, observed_s=observed_s)
+            corrected.observe(num_ranks=num_ranks, predicted_s=predicted_s, observed_s=observed_s)
+
+        return observe
 
     def _allowed(self) -> AllowedSets:
         if self.machine.member_sets is not None:

@@ -92,7 +92,7 @@ def test_every_response_is_there_once_with_its_weights(finished: Job) -> None:
     records = read_metrics(finished.run_dir)
     assert [record["rollout_step"] for record in records] == list(range(NUM_STEPS))
     for step, record in enumerate(records):
-        # 16 prompts: a batch of a pass holds one prompt only, the fourth one where nothing is known of lengths.
+        # 16 prompts: one batch of a pass holds a single one, the fourth where nothing is known of lengths.
         sizes = {3} if step == 3 else {RESPONSES_PER_STEP} if step < 3 else {3, RESPONSES_PER_STEP}
         ended = responses(finished.run_dir, step)
         assert len({item.response_id for item in ended}) == len(ended)

@@ -1,5 +1,8 @@
 """Clocks: the table of model values, ratios that decisions rest on, and what wraps a clock."""
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -165,16 +168,54 @@ def test_a_fit_never_has_negative_coefficients() -> None:
         FittedClock.fit(_random_loads(3), np.ones(3))
 
 
-def test_a_corrected_clock_takes_the_factor_of_the_nearest_size() -> None:
-    inner, load = GpuClock(), balanced_load(4, 16, 1000)
-    clock = CorrectedClock(clock=inner, weight=0.5)
-    assert clock.decode_s(load) == inner.decode_s(load)
+def _corrected(truth: GpuClock, *, num_ranks: Sequence[int], noise: float = 0.0) -> CorrectedClock:
+    """After a thousand iterations of one response to 32 a rank."""
+    clock, rng = CorrectedClock(clock=GpuClock()), np.random.default_rng(0)
+    for _ in range(1000):
+        size = int(rng.choice(num_ranks))
+        load = balanced_load(size, size * int(rng.integers(1, 33)), 4000)
+        factor = math.exp(noise * rng.standard_normal())
+        clock.observe(
+            num_ranks=size,
+            predicted_s=clock.clock.decode_s(load),
+            observed_s=factor * truth.decode_s(load),
+        )
+    return clock
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize(
+    "factors",
+    [{"fixed_s": 2.0}, {"fixed_s": 0.5, "hop_s": 0.5}, {"hop_s": 3.0}, {"kv_efficiency": 0.5}],
+    ids=str,
+)
+def test_a_corrected_clock_prices_sizes_that_it_has_not_seen(factors: dict[str, float], noise: float) -> None:
+    truth = GpuClock(spec=H200.scaled(**factors))
+    clock = _corrected(truth, num_ranks=[8], noise=noise)
+    for load in (balanced_load(8, 64, 4000), balanced_load(4, 64, 4000), balanced_load(4, 4, 4000)):
+        assert clock.decode_s(load) == pytest.approx(truth.decode_s(load), rel=0.06 + noise / 4)
+
+
+def test_a_corrected_clock_learns_what_a_rank_holds_from_several_sizes() -> None:
+    truth, load = GpuClock(spec=H200.scaled(weight_efficiency=0.5)), balanced_load(2, 16, 4000)
+    by_one, by_three = (_corrected(truth, num_ranks=sizes).decode_s(load) for sizes in ([8], [8, 6, 4]))
+    assert by_three == pytest.approx(truth.decode_s(load), rel=0.1)
+    assert abs(by_three - truth.decode_s(load)) < abs(by_one - truth.decode_s(load))
+
+
+def test_a_stall_hardly_corrects_a_clock() -> None:
+    clock, load = _corrected(GpuClock(), num_ranks=[8]), balanced_load(8, 64, 4000)
+    before_s = clock.decode_s(load)
+    clock.observe(num_ranks=8, predicted_s=before_s, observed_s=100 * before_s)
+    assert before_s < clock.decode_s(load) < 1.01 * before_s
+
+
+def test_a_corrected_clock_that_saw_nothing_is_the_clock_itself() -> None:
+    clock, load = CorrectedClock(clock=GpuClock()), balanced_load(4, 16, 1000)
+    assert clock.decode_s(load) == GpuClock().decode_s(load)
     clock.observe(num_ranks=4, predicted_s=1.0, observed_s=2.0)
-    clock.observe(num_ranks=4, predicted_s=1.0, observed_s=1.0)
-    clock.observe(num_ranks=8, predicted_s=1.0, observed_s=1.2)
-    assert clock.decode_s(load) == pytest.approx(1.5 * inner.decode_s(load))
-    assert [clock.factor(size) for size in (3, 4, 7, 16)] == [1.5, 1.5, 1.2, 1.2]
     assert decode_many_s(clock, Loads.of(load))[0] == pytest.approx(clock.decode_s(load))
+    assert clock.decode_s(load) > GpuClock().decode_s(load)
     with pytest.raises(ValueError, match="observed_s=0"):
         clock.observe(num_ranks=4, predicted_s=1.0, observed_s=0.0)
 

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -355,3 +357,53 @@ def test_any_course_keeps_floor_pools_and_every_response(
         assert not any(decision.moves for decision in decisions)
     left = [rank for decision in decisions for rank in decision.leavers]
     assert len(left) == len(set(left))
+
+
+def _ranks(seed: int) -> list[list[tuple[LengthPrediction, int]]]:
+    """8 ranks with 6 responses each of 12 prompts, whose samples share a prediction."""
+    rng = np.random.default_rng(seed)
+    prompts = [
+        LengthPrediction(mean_log=mean, sd_log=0.7, cap_share=0.02, cap_tokens=CAP)
+        for mean in rng.uniform(6.5, 8.5, 12).tolist()
+    ]
+    lengths = [
+        [min(CAP, round(math.exp(one.mean_log + 0.7 * float(rng.standard_normal())))) for _ in range(4)]
+        for one in prompts
+    ]
+    each = [(one, length) for one, drawn in zip(prompts, lengths, strict=True) for length in drawn]
+    return [each[rank::8] for rank in range(8)]
+
+
+def _orders(
+    ranks: list[list[tuple[LengthPrediction, int]]], profile: ReleaseProfile
+) -> list[ReleaseDecision]:
+    return _Course(ranks, 2, 10**6).run(_policy(8, floor=2, profile=profile))
+
+
+PINNED = {
+    (0, GUARDED): [((5, 6, 7), 18, 45.988), ((0, 1), 2, 13.292), ((2,), 0, 35.989)],
+    (1, GUARDED): [((5, 6, 7), 18, 48.515), ((4,), 3, 8.606), ((1, 3), 0, 138.168)],
+    (0, MAX): [((3, 4, 5, 6, 7), 30, 216.506), ((0,), 4, 6.490)],
+    (1, MAX): [((3, 4, 5, 6, 7), 30, 203.754), ((1,), 2, 10.899)],
+}
+"""Leavers, moves and gain by an implementation that prices every response and every option by itself."""
+
+
+@pytest.mark.parametrize(("seed", "profile"), PINNED, ids=["0 guarded", "1 guarded", "0 max", "1 max"])
+def test_pricing_all_at_once_decides_as_pricing_one_by_one(seed: int, profile: ReleaseProfile) -> None:
+    orders = [order for order in _orders(_ranks(seed), profile) if order.leavers]
+    expected = PINNED[seed, profile]
+    assert [(order.leavers, len(order.moves)) for order in orders] == [each[:2] for each in expected]
+    gains = [order.predicted_gain_s for order in orders]
+    assert gains == pytest.approx([each[2] for each in expected], abs=1e-3)
+
+
+@pytest.mark.parametrize("profile", [GUARDED, MAX])
+def test_responses_that_share_a_prediction_decide_as_if_each_had_its_own(profile: ReleaseProfile) -> None:
+    shared = _ranks(3)
+    own = [[(replace(prediction), length) for prediction, length in rank] for rank in shared]
+    one, other = _orders(shared, profile), _orders(own, profile)
+    assert [(each.leavers, each.moves) for each in one] == [(each.leavers, each.moves) for each in other]
+    gains = [each.predicted_gain_s for each in one]
+    assert gains == pytest.approx([each.predicted_gain_s for each in other])
+    assert any(gains)

@@ -236,16 +236,16 @@ def test_a_decision_that_does_not_fit_is_refused_and_counted(
 
 
 def test_both_clocks_are_reported_between_decisions() -> None:
-    seen: list[tuple[float, float]] = []
+    seen: list[tuple[int, float, float]] = []
 
-    def observe(*, predicted_s: float, observed_s: float) -> None:
-        seen.append((predicted_s, observed_s))
+    def observe(*, num_ranks: int, predicted_s: float, observed_s: float) -> None:
+        seen.append((num_ranks, predicted_s, observed_s))
 
     class Slow(CountingClock):
         def decode_s(self, load: GroupLoad) -> float:
             return 2.0
 
-    simulate_step(
+    outcome = simulate_step(
         [response(0, 40)],
         RoundRobin(1),
         members=[0],
@@ -255,7 +255,9 @@ def test_both_clocks_are_reported_between_decisions() -> None:
         truth_clock=Slow(),
         observe=observe,
     )
-    assert seen[:2] == [(16.5, 32.5), (16.0, 32.0)]
+    # An iteration each, those that prefill left out; the policy sees the time that passed.
+    assert seen[:2] == [(1, 1.0, 2.0), (1, 1.0, 2.0)]
+    assert outcome.policy_s == 2 * 40 + 0.5
 
 
 def test_a_response_longer_than_it_may_become_is_refused() -> None:

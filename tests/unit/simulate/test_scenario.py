@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flexfloor.scheduling.clocks import NeutralClock, make_clock
+from flexfloor.scheduling.clocks import H200, GpuClock, NeutralClock, make_clock
 from flexfloor.simulate.bounds import free_migration_bound
 from flexfloor.simulate.forecast import Drawn, Forecast, Knowledge
 from flexfloor.simulate.results import Ratios, ScenarioResult
@@ -107,6 +107,25 @@ def test_a_wrong_cost_model_ends_no_run(static: ScenarioResult) -> None:
     wrong = replace(MACHINE, clock=make_clock("h20"), policy_clock=NeutralClock())
     run = run_scenario(WORKLOAD, GUARDED_RELEASE, wrong)
     assert run.num_tokens == static.num_tokens
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [{"hop_s": 0.5}, {"fixed_s": 0.5}, {"fixed_s": 2.0}, {"hop_s": 0.33, "fixed_s": 0.4}],
+    ids=lambda factors: ",".join(factors),
+)
+def test_moving_by_a_wrong_clock_costs_no_throughput_once_a_pass_has_corrected_it(
+    factors: dict[str, float],
+) -> None:
+    trace = generate(REGIME, num_steps=4, num_passes=4, seed=0)
+    workload = replace(WORKLOAD, trace=trace)
+    truth, believed = GpuClock(spec=H200.scaled(**factors)), GpuClock()
+    machine = replace(MACHINE, clock=truth, policy_clock=believed, decision_interval_iterations=32)
+    still, moving = (
+        sum(step.wall_s for step in run_scenario(workload, scheme, machine).steps[4:])
+        for scheme in (DRAINED_RELEASE, GUARDED_RELEASE)
+    )
+    assert still / moving >= 0.97
 
 
 def test_a_prediction_never_uses_the_pass_that_is_being_drawn() -> None:
