@@ -261,6 +261,7 @@ def _row(step: RanStep) -> dict[str, Any]:
         "num_retractions": step.num_retractions,
         "decisions": step.decisions,
         "responses": step.lengths,
+        "iteration_ms": [] if rows.seconds is None else [round(1e3 * value, 1) for value in rows.seconds],
         "members_running_most_context_prefill": [
             [int(value) for value in row] for row in zip(*columns, strict=True)
         ],

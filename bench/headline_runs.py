@@ -216,7 +216,7 @@ class Bench:
             tail_idle_share=iterations.idle_worker_iterations / iterations.worker_iterations,
             decisions=[
                 {"at_s": one.at_s, "leavers": one.leavers, "moves": len(one.moves), "outcome": one.outcome}
-                | {"reason": one.reason}
+                | {"reason": one.reason, "took_s": one.took_s}
                 for one in drawn.decisions
             ],
         )

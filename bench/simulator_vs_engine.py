@@ -2,17 +2,20 @@
 
     python bench/headline.py --out headline.json ... && python bench/simulator_vs_engine.py headline.json
 
-Every configuration of the file is simulated with the same lengths, plans and policies. What the simulator
-cannot know is when requests arrive: they are spread evenly over as many iterations as the step took until its
-first prefills were over. A release takes the real group some iterations and the simulated one none, so a step
-may differ by 2 iterations a switch, or by 2 %. The last line is one JSON object.
+Every configuration of the file is simulated with the same lengths, plans and policies. Two things it cannot
+know: when requests arrive, so they are spread evenly over as many iterations as the step took until its first
+prefills were over; and how many iterations an order takes, so the medians over the file's real orders are
+taken. A step may differ by 2 iterations a switch, or by 2 %. The last line is one JSON object.
 """
 
 import argparse
 import json
 import sys
+from bisect import bisect
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -34,6 +37,8 @@ class SimulatedBench(Bench):
     """`Bench` without a server; `arrival_spreads` are those of the real steps, in order."""
 
     arrival_spreads: list[int] = field(default_factory=list)
+    latency: tuple[int, int] = (0, 0)
+    """Iterations from an order to its moves, and to the leavers being out."""
 
     def _step(self, setup: Setup, trace: ForcedTrace, scheduler: StepScheduler, step: int) -> RanStep:
         requests = {
@@ -56,7 +61,11 @@ class SimulatedBench(Bench):
             responses,
             plan.policy(num_ranks=NUM_RANKS, running_limit_per_rank=256),
             members=plan.members,
-            limits=Limits(decision_interval_iterations=self.decision_interval_tokens),
+            limits=Limits(
+                decision_interval_iterations=self.decision_interval_tokens,
+                move_latency_iterations=self.latency[0],
+                release_latency_iterations=self.latency[1],
+            ),
             release=None if setup.release is None else scheduler.release_policy(),
             policy_clock=self.clock,
         )
@@ -82,13 +91,40 @@ def main() -> None:
     options = parser.parse_args()
     found = json.loads(options.raw.read_text())
     scale, num_steps = found["result"]["scale"], found["result"]["num_steps"]
-    rows = [compare(name, steps, scale, num_steps) for name, steps in found["steps"].items()]
+    latency = latency_of([step for steps in found["steps"].values() for step in steps])
+    rows = [compare(name, steps, scale, num_steps, latency) for name, steps in found["steps"].items()]
     for row in rows:
         print(json.dumps(row), file=sys.stderr)
-    print(json.dumps(summary(rows)))
+    print(
+        json.dumps(
+            {**summary(rows), "move_latency_iterations": latency[0]}
+            | {"release_latency_iterations": latency[1]}
+        )
+    )
 
 
-def compare(name: str, real: list[dict[str, Any]], scale: int, num_steps: int) -> dict[str, Any]:
+def latency_of(steps: list[dict[str, Any]]) -> tuple[int, int]:
+    """Medians over orders that were done: iterations to the first moved prefill, and to the last leaver."""
+    moves, releases = [], []
+    for step in steps:
+        ends_ms = list(accumulate(step.get("iteration_ms", [])))
+        for one in step["decisions"]:
+            if one["outcome"] != "done" or not ends_ms:
+                continue
+            # Iterations begin a little after the step does, when the first request has arrived.
+            late_ms = 1e3 * step["wall_s"] - ends_ms[-1]
+            first, last = (
+                bisect(ends_ms, 1e3 * at_s - late_ms) for at_s in (one["at_s"], one["at_s"] + one["took_s"])
+            )
+            releases.append(last - first)
+            rows = step["members_running_most_context_prefill"]
+            moves += [index - first for index in range(first, last) if rows[index][4] and one["moves"]][:1]
+    return (round(median(moves)) if moves else 0, round(median(releases)) if releases else 0)
+
+
+def compare(
+    name: str, real: list[dict[str, Any]], scale: int, num_steps: int, latency: tuple[int, int]
+) -> dict[str, Any]:
     """Worker-iterations of all steps of a configuration, as run and as simulated."""
     trace_name, setup = name.split("/")
     bench = SimulatedBench(
@@ -101,6 +137,7 @@ def compare(name: str, real: list[dict[str, Any]], scale: int, num_steps: int) -
         num_steps=num_steps,
         work_dir=Path(),
         arrival_spreads=[arrival_spread(step) for step in real],
+        latency=latency,
     )
     trace = ForcedTrace.read(TRACES / f"{trace_name}.json", scale, VOCABULARY)
     simulated = bench.run(SETUPS[setup], trace)

@@ -118,6 +118,21 @@ def simulate_step(
     return _Step(responses, placement, group, release, policy_clock, truth_clock, observe).run()
 
 
+@dataclass(slots=True, kw_only=True)
+class _Order:
+    """A decision that is being carried out."""
+
+    decision: ReleaseDecision
+    moves_at: int
+    leaves_at: int
+    """Iterations of the step."""
+    has_moved: bool = False
+
+    @property
+    def next_at(self) -> int:
+        return self.leaves_at if self.has_moved else self.moves_at
+
+
 class _Step:
     def __init__(
         self,
@@ -160,6 +175,7 @@ class _Step:
         self._since: tuple[int, float, float] = (0, 0.0, 0.0)
         """Decode iterations since the last decision point, and their seconds as expected and as seen."""
         self._next_decision = group.limits.decision_interval_iterations
+        self._order: _Order | None = None
 
     def run(self) -> StepOutcome:
         while self._num_left:
@@ -175,6 +191,8 @@ class _Step:
                 self._finish(dp_rank, request)
             if finished:
                 self._submit_waiting()
+            if self._order is not None:
+                self._go_on_with(self._order)
             self._decide(group.has_drained(finished))
         return StepOutcome(
             iterations=self._group.finish_rows(),
@@ -191,6 +209,8 @@ class _Step:
         """Most iterations until something comes from outside of the group."""
         now = self._group.iteration
         ends = [self._next_decision - now] if self._release is not None else []
+        if self._order is not None:
+            ends = [self._order.next_at - now]
         if self._arriving:
             ends.append(self._responses[self._arriving[0]].arrival_iteration - now)
         return max(1, min(ends, default=2**62))
@@ -235,7 +255,7 @@ class _Step:
 
     def _decide(self, has_drained: bool) -> None:
         """At a drained rank at once, else every few iterations."""
-        if self._release is None or not self._num_left:
+        if self._release is None or not self._num_left or self._order is not None:
             return
         if not has_drained and self._group.iteration < self._next_decision:
             return
@@ -283,13 +303,32 @@ class _Step:
         self._decisions.append(fact)
         if refusal:
             return
-        for move in decision.moves:
-            self._move(move.response_id, move.source, move.target)
+        limits, now = group.limits, group.iteration
+        self._order = _Order(
+            decision=decision,
+            moves_at=now + limits.move_latency_iterations,
+            leaves_at=now + max(limits.move_latency_iterations, limits.release_latency_iterations),
+        )
+        # New responses go to those who stay from now on, as in the live system.
+        self._placement.set_members([rank for rank in group.members if rank not in decision.leavers])
+        self._go_on_with(self._order)
+
+    def _go_on_with(self, order: "_Order") -> None:
+        """What is due of an order that was given; a response that has ended meanwhile does not move."""
+        group = self._group
+        if not order.has_moved and group.iteration >= order.moves_at:
+            order.has_moved = True
+            for move in order.decision.moves:
+                if group.holds(move.source, self._index_of[move.response_id]):
+                    self._move(move.response_id, move.source, move.target)
+        if not order.has_moved or group.iteration < order.leaves_at or not self._num_left:
+            return
         before = len(group.members)
-        group.leave(decision.leavers)
+        group.leave(order.decision.leavers)
         self._placement.set_members(group.members)
         if self._seen_clock is not None:
             self._policy_s += self._seen_clock.switch_s(before, len(group.members))
+        self._order = None
 
     def _refusal(self, decision: ReleaseDecision) -> str:
         """Why the decision does not fit the group, or nothing."""

@@ -32,6 +32,10 @@ class Limits:
     """Overlap scheduling learns of an end an iteration late, and has started the next one by then."""
     decision_interval_iterations: int = 16
     """The release policy is asked so often, and whenever a rank has drained."""
+    move_latency_iterations: int = 0
+    """From an order to the end of the attempts that move."""
+    release_latency_iterations: int = 0
+    """From an order to the leavers being out. Nothing new is ordered meanwhile."""
 
 
 class Group:

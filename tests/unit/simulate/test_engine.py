@@ -182,13 +182,15 @@ class Scripted:
         return self.decision if len(self.views) == 1 else ReleaseDecision(reason="once is enough")
 
 
-def run_released(lengths: Sequence[int], decision: ReleaseDecision) -> tuple[StepOutcome, Scripted]:
+def run_released(
+    lengths: Sequence[int], decision: ReleaseDecision, **limits: int
+) -> tuple[StepOutcome, Scripted]:
     policy = Scripted(decision)
     outcome = simulate_step(
         [response(index, length) for index, length in enumerate(lengths)],
         RoundRobin(2),
         members=[0, 1],
-        limits=Limits(),
+        limits=Limits(**limits),
         release=policy,
         policy_clock=CountingClock(),
     )
@@ -216,6 +218,29 @@ def test_a_moved_response_keeps_its_tokens_and_is_prefilled_with_them() -> None:
     assert outcome.finished_at == (41, 30)
     assert outcome.finished_on == (0, 0)
     assert outcome.iterations.worker_iterations == 2 * 16 + 25
+
+
+def test_an_order_may_take_iterations_and_nothing_else_is_ordered_meanwhile() -> None:
+    drained = ReleaseDecision(leavers=(1,), reason="drained")
+    outcome, policy = run_released([60, 5], drained, release_latency_iterations=20)
+    assert outcome.iterations.worker_iterations == 60 + 5 + 20
+    # Asked at the drained rank, then not before the order is through.
+    assert [view.members for view in policy.views[:2]] == [(0, 1), (0,)]
+    move = ReleaseDecision(leavers=(1,), moves=(Move(response_id="r1", source=1, target=0),), reason="move")
+    late = {"move_latency_iterations": 3, "release_latency_iterations": 5}
+    outcome, _ = run_released([40, 30], move, **late)
+    assert outcome.moves[0].generated_tokens == 16 + 3
+    assert outcome.finished_at == (41, 30)
+    assert outcome.iterations.worker_iterations == 41 + 16 + 5
+
+
+def test_a_response_that_ends_before_its_move_stays_where_it_was() -> None:
+    move = ReleaseDecision(leavers=(1,), moves=(Move(response_id="r1", source=1, target=0),), reason="move")
+    late = {"move_latency_iterations": 5, "release_latency_iterations": 5}
+    outcome, _ = run_released([40, 17], move, **late)
+    assert outcome.moves == ()
+    assert outcome.finished_on == (0, 1)
+    assert outcome.iterations.worker_iterations == 40 + 16 + 5
 
 
 @pytest.mark.parametrize(
