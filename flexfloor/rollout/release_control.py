@@ -149,6 +149,9 @@ class ReleaseControl:
 
     def _is_news(self, unfinished: Sequence[UnfinishedResponse]) -> bool:
         """A member has drained, or the running responses have grown by the interval."""
+        if sum(self.placement.inflight) != sum(response.dp_rank is not None for response in unfinished):
+            # Some are placed and not yet sent: their ranks would look drained.
+            return False
         drained = frozenset(rank for rank in self._members() if not self.placement.inflight[rank])
         generated = {response.response_id: response.generated_tokens for response in unfinished}
         grown = max(count - self._generated.get(name, 0) for name, count in generated.items())

@@ -152,6 +152,27 @@ def test_a_response_that_ends_beside_others_on_its_rank_is_no_news() -> None:
     assert len(step.policy.views) == 1
 
 
+def test_nothing_is_asked_while_placed_responses_are_not_sent_for_their_rank_would_look_drained() -> None:
+    step = Step()
+    sent = step.responses["r3"]
+    step.responses["r3"] = step._response("r3", None, generated=0)
+    assert step.placement.inflight[3] == 1
+    step.look()
+    assert step.policy.views == []
+    step.responses["r3"] = sent
+    step.look()
+    assert len(step.policy.views[0].responses[3]) == 1
+
+
+def test_a_response_that_waits_for_a_place_counts_as_queued_where_there_is_most_room() -> None:
+    step = Step()
+    step.finish("r3")
+    step.responses["late"] = step._response("late", None, generated=0)
+    step.look()
+    (waiting,) = step.policy.views[0].responses[3]
+    assert waiting.is_queued
+
+
 def test_an_order_moves_first_then_releases_and_nothing_is_asked_until_it_is_answered() -> None:
     step = Step()
     step.finish("r3")
