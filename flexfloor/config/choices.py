@@ -76,7 +76,7 @@ class ReleaseRule(StrEnum):
     """Which ranks leave the group during a step, and what wall time may be paid for it."""
 
     drained = "drained"
-    """A rank leaves when it has no response left, and never because of the cost model."""
+    """A rank leaves when it has no response left, if what is saved outweighs the switch; nothing moves."""
     guarded = "guarded"
     """Drained ranks leave; responses move where that costs next to no wall time."""
     eager = "eager"

@@ -3,6 +3,7 @@
 The live rollout and the simulator fill the same view and carry out the same orders.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from flexfloor.scheduling.lengths import LengthPrediction
@@ -70,12 +71,13 @@ class ReleaseDecision:
         return not self.leavers
 
 
-class ReleasePolicy:
+class ReleasePolicy(ABC):
     """One rollout step's decisions. Subclasses keep what they must between calls."""
 
+    @abstractmethod
     def decide(self, view: GroupView) -> ReleaseDecision:
-        """Called after completions and every few iterations while responses run."""
-        raise NotImplementedError
+        """Called when a rank has drained and every few iterations while responses run."""
 
+    @abstractmethod
     def observe(self, *, predicted_s: float, observed_s: float) -> None:
         """What an iteration at the size of the last view takes, as priced and as measured."""

@@ -62,6 +62,9 @@ class Script(ReleasePolicy):
         decision, self.next = self.next or ReleaseDecision(reason="nothing pays"), None
         return decision
 
+    def observe(self, *, predicted_s: float, observed_s: float) -> None:
+        raise AssertionError("a modelled time has nothing to learn from")
+
 
 @dataclass
 class Step:
