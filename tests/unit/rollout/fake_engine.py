@@ -155,3 +155,21 @@ class FakeEngine:
             case "twice" | "chatter":
                 end = FinishReason.stop if fault.kind == "twice" else None
                 yield Chunk(token_ids=token_ids, logprobs=logprobs, weight_version=version, finish_reason=end)
+
+
+class SlowEngine:
+    """Passes on one response's chunks at a pace, as a busy rank does."""
+
+    def __init__(self, engine: FakeEngine, slow_id: str, pace_s: float) -> None:
+        self._engine, self._slow_id, self._pace_s = engine, slow_id, pace_s
+
+    async def generate_stream(
+        self, request: ResponseRequest, *, dp_rank: int, attempt: int
+    ) -> AsyncGenerator[Chunk, None]:
+        async for chunk in self._engine.generate_stream(request, dp_rank=dp_rank, attempt=attempt):
+            if request.response_id == self._slow_id:
+                await asyncio.sleep(self._pace_s)
+            yield chunk
+
+    async def abort(self, response_id: str | None = None) -> None:
+        await self._engine.abort(response_id)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, Fault, true_draw
+from fake_engine import FakeEngine, Fault, SlowEngine, true_draw
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -236,22 +236,6 @@ def test_silence_does_not_count_while_the_rank_is_busy_with_others(tmp_path: Pat
     waited_s = result.responses[0].finished_at_s - result.responses[0].started_at_s
     assert waited_s > 0.5
     assert [r.num_attempts for r in result.responses] == [1, 1]
-
-
-class SlowEngine:
-    """Passes on one response's chunks at a pace, as a busy rank does."""
-
-    def __init__(self, engine: FakeEngine, slow_id: str, pace_s: float) -> None:
-        self._engine, self._slow_id, self._pace_s = engine, slow_id, pace_s
-
-    async def generate_stream(self, request: ResponseRequest, *, dp_rank: int, attempt: int) -> Any:
-        async for chunk in self._engine.generate_stream(request, dp_rank=dp_rank, attempt=attempt):
-            if request.response_id == self._slow_id:
-                await asyncio.sleep(self._pace_s)
-            yield chunk
-
-    async def abort(self, response_id: str | None = None) -> None:
-        await self._engine.abort(response_id)
 
 
 def test_held_back_responses_go_to_the_rank_that_gets_free(tmp_path: Path) -> None:
