@@ -1,7 +1,7 @@
 """A real SLURM on this host: munged, slurmctld and several slurmd, all in a folder of their own.
 
-Nothing of it is installed as a service and nothing outside the folder is written: key, sockets, state and logs
-lie in it, ports are free ones, and every daemon is a child of this process that ends by its pid.
+Nothing of it is installed as a service and nothing outside the folder is written: key, sockets, state and
+logs lie in it, ports are free ones, and every daemon is a child of this process that ends by its pid.
 """
 
 import getpass
@@ -39,7 +39,9 @@ class SlurmCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))
+        }
         return {**kept, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def start(self) -> None:
@@ -198,7 +200,7 @@ def write_conf(folder: Path, names: Sequence[str], cpus: int, munge_socket: Path
         f"SlurmdSpoolDir={folder}/spool-%n",
         f"SlurmctldPidFile={folder}/slurmctld.pid",
         f"SlurmdPidFile={folder}/slurmd-%n.pid",
-        # Nodes claim more CPUs than the host has: they stand for whole machines, and the ranks share the cores.
+        # Nodes claim more CPUs than the host has: they stand for whole machines, whose ranks share its cores.
         "SlurmdParameters=config_overrides",
         "ProctrackType=proctrack/linuxproc",
         "TaskPlugin=task/none",
