@@ -1,7 +1,7 @@
 """What each node of a job runs: the server's and the trainer's command line of this node. PURE.
 
-`flexfloor-prepare` writes a plan into the run directory, `flexfloor-node` on every node reads it. Of the nodes a
-plan names those only where the server and the trainer are reached; who is which node is told at its start.
+`flexfloor-prepare` writes a plan into the run directory, `flexfloor-node` on every node reads it. A plan says
+where the server and the trainer are reached; who is which node is told at its start.
 """
 
 from dataclasses import dataclass

@@ -39,9 +39,8 @@ def check_attachments(cluster: "Attachments") -> None:
     fix = "set cluster.trainer_endpoint=tcp://HOST:PORT too, or leave it out"
     is_tcp = (cluster.trainer_endpoint or "").startswith("tcp://")
     problem = "keys are for a trainer at a tcp endpoint"
-    require(
-        cluster.trainer_keys is None or is_tcp, "cluster.trainer_keys", cluster.trainer_keys, problem, fix
-    )
+    keys = cluster.trainer_keys
+    require(keys is None or is_tcp, "cluster.trainer_keys", keys, problem, fix)
 
 
 def host_of(address: str | None) -> str:

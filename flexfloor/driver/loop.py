@@ -42,9 +42,8 @@ def run(config: TrainConfig) -> int:
     try:
         return _run(config)
     except StopRequested:
-        RunConsole(progress=config.logging.progress).say(
-            "asked to end before the first step; nothing to save"
-        )
+        console = RunConsole(progress=config.logging.progress)
+        console.say("asked to end before the first step; nothing to save")
         return STOPPED
 
 

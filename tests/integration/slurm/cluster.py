@@ -39,9 +39,8 @@ class SlurmCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        kept = {
-            name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))
-        }
+        ours = ("SLURM_", "SBATCH_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         return {**kept, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def start(self) -> None:
