@@ -64,6 +64,9 @@ def _make_tiny(config: TrainConfig, target: Path, services: Services, console: R
         seed=tiny.init_seed,
     )
     target.parent.mkdir(parents=True, exist_ok=True)
+    if tiny.warmup_steps == 0:
+        _move_into_place(blank, target)
+        return
     warm = Path(config.run_dir) / "tiny_warm"
     with services.start_trainer(blank, "warm-up").ready() as trainer:
         _warm_up(tiny, trainer, console)
