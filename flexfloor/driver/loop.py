@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +22,7 @@ from flexfloor.driver.scheduling import open_scheduler
 from flexfloor.driver.services import Services, private_socket_dir
 from flexfloor.driver.step_scheduler import StepScheduler
 from flexfloor.driver.stopping import STOPPED, StopRequested, StopSignals
+from flexfloor.driver.worker_uses import check_worker_use
 from flexfloor.processes import ChildProcesses
 from flexfloor.report.console import RunConsole, occupation_rows, summary_rows
 from flexfloor.report.metrics import MetricsLog, read_metrics
@@ -31,6 +32,7 @@ from flexfloor.training.messages import SyncStats, TrainStats
 logger = logging.getLogger(__name__)
 
 FIRST_WEIGHT_VERSION = 0
+_NO_SYNC = SyncStats(seconds=0.0, num_bytes=0, weight_checksum="")
 
 
 def run(config: TrainConfig) -> int:
@@ -51,6 +53,7 @@ def _run(config: TrainConfig) -> int:
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     os.chmod(run_dir, 0o700)
+    check_worker_use(config, os.environ)
     console = RunConsole(progress=config.logging.progress)
     tokenizer = load_tokenizer(config.model)
     reward = RewardSpec(name=config.data.reward, options=config.data.reward_options)
@@ -93,7 +96,18 @@ def _run(config: TrainConfig) -> int:
         console.say(
             f"ready: rollout on {config.rollout.ep_size} ranks, training on {config.trainer.num_ranks}"
         )
-        steps = Run(config, prompts, scheduler, rollout, trainer, server_url, metrics, console, stop)
+        steps = Run(
+            config,
+            prompts,
+            scheduler,
+            rollout,
+            trainer,
+            server_url,
+            metrics,
+            console,
+            stop,
+            restart_server=lambda: services.restart_server(model_path),
+        )
         try:
             with services.blamed():
                 steps.run()
@@ -120,6 +134,8 @@ class Run:
         metrics: MetricsLog,
         console: RunConsole,
         stop: StopSignals,
+        *,
+        restart_server: Callable[[], str],
     ) -> None:
         self.num_done = 0
         """Steps that were drawn, trained and recorded."""
@@ -133,6 +149,8 @@ class Run:
         self._server_url = server_url
         self._metrics = metrics
         self._console = console
+        self._restart_server = restart_server
+        self._is_starting = False
         self._seconds: dict[str, float] = {}
 
     def run(self) -> None:
@@ -148,11 +166,16 @@ class Run:
                 outcome = self._rollout.run(
                     prompts, batch=batch, rollout_step=step, weight_version=weight_version
                 )
+            is_server_whole = not outcome.drawn.exited
+            if not is_server_whole and step + 1 < config.num_steps:
+                self._start_anew()
+                is_server_whole = True
             with self._timed("train"):
                 stats = self._train(outcome)
             weight_version += 1
             with self._timed("sync"):
-                sync = self._sync(weight_version)
+                # A server that has lost ranks for good takes no weights, and nobody draws from it any more.
+                sync = self._sync(weight_version) if is_server_whole else _NO_SYNC
             self._record(step, outcome, stats, sync)
             self.num_done = step + 1
             self._maybe_checkpoint()
@@ -163,6 +186,12 @@ class Run:
         self._console.say(f"asked to end after {done}; saving")
         if self.num_done > self._last_saved:
             self._checkpoint()
+
+    def _start_anew(self) -> None:
+        """Another server in place of the one whose ranks have exited; it loads while the trainer trains."""
+        self._server_url = self._restart_server()
+        self._rollout.use_server(self._server_url)
+        self._is_starting = True
 
     def _maybe_checkpoint(self) -> None:
         every = self._config.trainer.checkpoint_every_steps
@@ -186,6 +215,10 @@ class Run:
             return self._trainer.train_step(sequences)
 
     def _sync(self, weight_version: int) -> SyncStats:
+        if self._is_starting:
+            with self._console.phase("starting", None):
+                self._rollout.wait_ready()
+            self._is_starting = False
         with self._console.phase("sync", None):
             sync = self._trainer.sync_weights(weight_version, self._server_url)
         logger.info(
