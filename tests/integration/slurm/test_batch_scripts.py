@@ -1,6 +1,7 @@
 """The batch scripts on a real SLURM, as far as no server has to start."""
 
 import signal
+from pathlib import Path
 
 import pytest
 from cluster import SlurmCluster, wait_until
@@ -56,9 +57,10 @@ def test_nodes_that_do_not_fit_are_refused(
     assert reason in job.text
 
 
-def test_the_warning_before_the_time_limit_reaches_the_driver(submit: Submit) -> None:
+def test_the_warning_before_the_time_limit_reaches_the_driver(submit: Submit, tmp_path: Path) -> None:
     """What `--signal=B:USR1@...` does, and here nothing is there to save yet."""
-    job = submit("train.sbatch", *SMALL, "num_steps=1000", options=["--nodes=1"])
+    model = f"model.path={tmp_path / 'models'}"
+    job = submit("train.sbatch", *SMALL, model, "num_steps=1000", options=["--nodes=1"])
     log = job.output.parent / "run/logs/server.log"
     wait_until(log.exists, job.story, START_DEADLINE_S)
     job.signal_script(signal.SIGUSR1.name)

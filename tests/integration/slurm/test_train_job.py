@@ -1,4 +1,4 @@
-"""A run over the four nodes of a real SLURM: server on two, trainer on two, one given back in the last step."""
+"""A run over four nodes of a real SLURM: server on two, trainer on two, one given back in the last step."""
 
 import re
 from pathlib import Path
@@ -90,7 +90,8 @@ def test_a_run_over_four_nodes_gives_one_back_while_its_tail_runs(
 
     tail_ended_s, second_started_s = last_response_at_unix_s(run_dir, 1), float(second.text)
     story = (
-        f"{before}\n\n{during}\n\nsecond job started at {second_started_s:.3f} on {second.field('NodeList')}\n"
+        f"{before}\n\n{during}\n\n"
+        f"second job started at {second_started_s:.3f} on {second.field('NodeList')}\n"
         f"last response ended at {tail_ended_s:.3f}, {tail_ended_s - second_started_s:.3f} s later\n"
     )
     (tmp_path / "release_slurm.txt").write_text(story)

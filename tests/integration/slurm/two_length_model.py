@@ -1,7 +1,7 @@
 """A model whose responses are as long as their prompt says, so that a test knows which rank works longest.
 
-A bigram model in the shape of a Qwen3-MoE: attention and experts add nothing, so the next token depends on the
-last one only, by a table of probabilities in the output matrix.
+A bigram model in the shape of a Qwen3-MoE: attention and experts add nothing, so the next token depends on
+the last one only, by a table of probabilities in the output matrix.
 
     prompt "...b"   response "1111..." up to the cap
     prompt "...c"   response of d and 2, ten tokens in the mean
