@@ -19,11 +19,13 @@ step_options() {
 
 # start_step LOG NODE,NODE,... COMMAND...: one task on each of the nodes, in the background; sets step_pid.
 # Steps of the server have one node each: a step ends on all its nodes when the job gives one of them back.
+# What srun itself has to say goes to steps.log beside LOG.
 start_step() {
   local log=$1 nodes=$2 options
   shift 2
   mapfile -t options < <(step_options)
-  srun "${options[@]}" --nodes="$(tr ',' '\n' <<<"$nodes" | wc -l)" --nodelist="$nodes" --output="$log" "$@" &
+  srun "${options[@]}" --nodes="$(tr ',' '\n' <<<"$nodes" | wc -l)" --nodelist="$nodes" --output="$log" "$@" \
+    2>>"${log%/*}/steps.log" &
   step_pid=$!
 }
 
@@ -32,9 +34,7 @@ has_node() {
   squeue --noheader --jobs="$SLURM_JOB_ID" --format=%N | xargs -r scontrol show hostnames | grep -qx "$1"
 }
 
-# end_steps PID...: SLURM ends what a step runs when its srun is asked to end, and kills it if it stays.
+# Ends (kills) all steps of the job. Nothing that they run has anything left to save: the driver asked for it.
 end_steps() {
-  local pid
-  for pid in "$@"; do kill -TERM "$pid" 2>/dev/null; done
-  for pid in "$@"; do wait "$pid" 2>/dev/null; done
+  squeue --steps --noheader --jobs="$SLURM_JOB_ID" --format=%i | grep -E '\.[0-9]+$' | xargs -r scancel
 }
