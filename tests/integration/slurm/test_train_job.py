@@ -36,6 +36,8 @@ def run_overrides(folder: Path) -> list[str]:
         f"seed={SEED}",
         "num_steps=2",
         "cluster.num_devices_per_node=2",
+        f"cluster.server_start_timeout_s={START_DEADLINE_S}",
+        f"cluster.trainer_start_timeout_s={START_DEADLINE_S}",
         "rollout.collectives=gloo",
         f"rollout.num_prompt_groups={BATCH}",
         "rollout.num_responses_per_prompt=2",
