@@ -26,6 +26,13 @@ scripts/setup.sh ${setup_args[@]+"${setup_args[@]}"}
 # Nothing but the report page's tests needs it, and they say so where it is missing.
 case "${paths[0]}" in tests/unit) ;; *) scripts/browser.sh >/dev/null || true ;; esac
 
+# Daemons may lie outside a user's PATH. pytest names the skipped tests once more at its end.
+has() { (PATH="$PATH:/usr/sbin" && command -v "$1" >/dev/null); }
+if [ "${paths[0]}" = tests ] && ! { has slurmctld && has slurmd && has munged; }; then
+  echo "**** SLURM is not installed: tests/integration/slurm is SKIPPED, the batch scripts are NOT TESTED." >&2
+  echo "**** To test them: apt-get install -y --no-install-recommends slurm-wlm munge (no service is needed)" >&2
+fi
+
 step() { printf '\n== %s\n' "$*"; "$@"; }
 export PATH="$PWD/.venv/bin:$PATH"
 step ruff check .

@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.membership == "elastic":
         args = replace(args, folder=prepare_folder(args))
     if args.iteration_log:
-        args = replace(args, iteration_log=prepare_log_folder(args.iteration_log))
+        args = replace(args, iteration_log=prepare_log_folder(args.iteration_log, args.node_rank))
     environment[CONFIG_ENV] = publish_config(args)
     command = [sys.executable, "-m", "sglang.launch_server", *sglang_flags]
     os.execve(sys.executable, command, environment)
@@ -99,12 +99,15 @@ def prepare_folder(args: ServeArgs) -> str:
     return str(folder)
 
 
-def prepare_log_folder(folder: str) -> str:
-    """Make the folder of the iteration logs, without those of an earlier server; returns its path."""
+def prepare_log_folder(folder: str, node_rank: int = 0) -> str:
+    """Make the folder of the iteration logs, without those of an earlier server; returns its path.
+
+    Only node 0 removes those: another node may be late, and the folder is shared.
+    """
     path = Path(folder).absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        for log in path.glob("iterations-rank*.bin"):
+        for log in path.glob("iterations-rank*.bin") if node_rank == 0 else ():
             log.unlink()
     except OSError as error:
         raise SystemExit(f"flexfloor-serve: --flexfloor-iteration-log={folder}: {error}") from error

@@ -1,7 +1,8 @@
 """What the Hydra commands share: compose, run one job or a sweep of them, one line for what is refused.
 
 Exit codes: 0 done; 1 a failure during a run; 2 the user's mistake, refused before any process starts;
-130 interrupted. In a multirun every job runs, whatever became of those before it; the largest code counts.
+75 saved and ended before its last step, on SIGUSR1; 130 interrupted. In a multirun every job runs, whatever
+became of those before it; the largest code counts.
 HYDRA_FULL_ERROR=1 shows stack traces instead of one-line errors.
 """
 

@@ -196,10 +196,6 @@ def _check_tiny_model(config: TrainConfig) -> None:
     require(
         source is DataSource.arithmetic, "data.source", source.value, problem, "set data=arithmetic, or model"
     )
-    endpoint = config.cluster.trainer_endpoint
-    problem = "a tiny model is warmed up by a trainer that the run starts itself"
-    fix = "leave cluster.trainer_endpoint out, or name a finished checkpoint with model.source=hf"
-    require(endpoint is None, "cluster.trainer_endpoint", endpoint, problem, fix)
     item_bytes = model.dtype.num_bytes
     kv_bytes = kv_bytes_per_token(tiny.num_layers, tiny.num_kv_heads, tiny.head_dim, item_bytes)
     for name, follows in (

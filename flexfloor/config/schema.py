@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from flexfloor.config.addresses import check_server_url, check_trainer_endpoint
+from flexfloor.config.addresses import check_attachments, check_server_url, check_trainer_endpoint
 from flexfloor.config.checks import at_least, complete, positive, require, within
 from flexfloor.config.choices import AdvantageNorm as AdvantageNorm
 from flexfloor.config.choices import Collectives as Collectives
@@ -47,6 +47,10 @@ class ClusterConfig:
     """Attach to a running flexfloor-serve at this URL instead of starting one."""
     trainer_endpoint: str | None = None
     """Attach to a running trainer at this ZeroMQ endpoint instead of starting one."""
+    trainer_keys: str | None = None
+    """File with the keys of a trainer at a tcp endpoint, as flexfloor-prepare writes it."""
+    iteration_log: str | None = None
+    """--flexfloor-iteration-log of the server that the run attaches to, on a file system that it shares."""
     server_start_timeout_s: float = 600.0
     trainer_start_timeout_s: float = 600.0
 
@@ -56,6 +60,7 @@ class ClusterConfig:
         positive(self, "cluster", "server_start_timeout_s", "trainer_start_timeout_s")
         check_server_url(self.server_url)
         check_trainer_endpoint(self.trainer_endpoint)
+        check_attachments(self)
 
     @property
     def num_devices(self) -> int:

@@ -2,13 +2,11 @@
 
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 
 from flexfloor.config import TrainConfig
 from flexfloor.config.choices import MembershipMode
@@ -23,6 +21,7 @@ from flexfloor.driver.rollout_phase import RolloutOutcome, RolloutPhase
 from flexfloor.driver.scheduling import open_scheduler
 from flexfloor.driver.services import Services, private_socket_dir
 from flexfloor.driver.step_scheduler import StepScheduler
+from flexfloor.driver.stopping import STOPPED, StopRequested, StopSignals
 from flexfloor.driver.worker_uses import check_worker_use
 from flexfloor.processes import ChildProcesses
 from flexfloor.report.console import RunConsole, occupation_rows, summary_rows
@@ -37,11 +36,20 @@ _NO_SYNC = SyncStats(seconds=0.0, num_bytes=0, weight_checksum="")
 
 
 def run(config: TrainConfig) -> int:
-    """Train as configured; 0 when every step is done.
+    """Train as configured; 0 when every step is done, STOPPED when a signal asked to save and end before.
 
     Raises FlexfloorError. However it ends, the run directory is readable and no process that it started is
     left.
     """
+    try:
+        return _run(config)
+    except StopRequested:
+        console = RunConsole(progress=config.logging.progress)
+        console.say("asked to end before the first step; nothing to save")
+        return STOPPED
+
+
+def _run(config: TrainConfig) -> int:
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     os.chmod(run_dir, 0o700)
@@ -52,7 +60,7 @@ def run(config: TrainConfig) -> int:
     check_reward(reward)
     prompts = load_tokenized_prompts(config, tokenizer)
     with ExitStack() as stack:
-        stack.enter_context(_sigterm_interrupts())
+        stop = stack.enter_context(StopSignals())
         children = stack.enter_context(ChildProcesses())
         services = Services(config, children, stack.enter_context(private_socket_dir()))
         rewards = stack.enter_context(
@@ -67,7 +75,8 @@ def run(config: TrainConfig) -> int:
         metrics = stack.enter_context(MetricsLog.open(run_dir, config.logging, asdict(config)))
         order = PromptOrder(num_prompts=len(prompts), seed=config.seed, drop_last=config.data.drop_last)
         scheduler = stack.enter_context(open_scheduler(config, prompts, order))
-        model_path = prepare_model(config, services, console)
+        with stop.interruptible():
+            model_path = prepare_model(config, services, console)
         server_url = services.start_server(model_path)
         trainer_start = services.start_trainer(model_path, "trainer")
         rollout = RolloutPhase(
@@ -81,28 +90,34 @@ def run(config: TrainConfig) -> int:
             console=console,
             check=services.check,
         )
-        with console.phase("starting", None):
+        with console.phase("starting", None), stop.interruptible():
             trainer = stack.enter_context(trainer_start.ready())
             rollout.wait_ready()
         console.say(
             f"ready: rollout on {config.rollout.ep_size} ranks, training on {config.trainer.num_ranks}"
         )
-        with services.blamed():
-            Run(
-                config,
-                prompts,
-                scheduler,
-                rollout,
-                trainer,
-                server_url,
-                metrics,
-                console,
-                restart_server=lambda: services.restart_server(model_path),
-            ).steps()
-        if config.save_hf:
+        steps = Run(
+            config,
+            prompts,
+            scheduler,
+            rollout,
+            trainer,
+            server_url,
+            metrics,
+            console,
+            stop,
+            restart_server=lambda: services.restart_server(model_path),
+        )
+        try:
+            with services.blamed():
+                steps.run()
+        except StopRequested:
+            steps.save_stopped()
+        if config.save_hf and steps.num_done:
             trainer.save_hf(str(run_dir / "hf"))
-    _show_summary(config, console)
-    return 0
+    if steps.num_done:
+        _show_summary(config, console)
+    return 0 if steps.num_done == config.num_steps else STOPPED
 
 
 class Run:
@@ -118,10 +133,15 @@ class Run:
         server_url: str,
         metrics: MetricsLog,
         console: RunConsole,
+        stop: StopSignals,
         *,
         restart_server: Callable[[], str],
     ) -> None:
+        self.num_done = 0
+        """Steps that were drawn, trained and recorded."""
         self._config = config
+        self._stop = stop
+        self._last_saved = 0
         self._prompts = prompts
         self._scheduler = scheduler
         self._rollout = rollout
@@ -133,7 +153,8 @@ class Run:
         self._is_starting = False
         self._seconds: dict[str, float] = {}
 
-    def steps(self) -> None:
+    def run(self) -> None:
+        """All steps. Raises StopRequested between or in steps when the signal comes."""
         config = self._config
         weight_version = FIRST_WEIGHT_VERSION
         # Also for a server that was there before: from here on its weights are known to be the trainer's.
@@ -141,7 +162,7 @@ class Run:
         for step in range(config.num_steps):
             batch = self._scheduler.batch(step)
             prompts = [self._prompts[index] for index in batch.indices]
-            with self._timed("rollout"):
+            with self._timed("rollout"), self._stop.interruptible():
                 outcome = self._rollout.run(
                     prompts, batch=batch, rollout_step=step, weight_version=weight_version
                 )
@@ -156,7 +177,15 @@ class Run:
                 # A server that has lost ranks for good takes no weights, and nobody draws from it any more.
                 sync = self._sync(weight_version) if is_server_whole else _NO_SYNC
             self._record(step, outcome, stats, sync)
-            self._maybe_checkpoint(step + 1)
+            self.num_done = step + 1
+            self._maybe_checkpoint()
+
+    def save_stopped(self) -> None:
+        """Save what the steps so far made, where they made anything."""
+        done = f"{self.num_done} of {self._config.num_steps} steps"
+        self._console.say(f"asked to end after {done}; saving")
+        if self.num_done > self._last_saved:
+            self._checkpoint()
 
     def _start_anew(self) -> None:
         """Another server in place of the one whose ranks have exited; it loads while the trainer trains."""
@@ -164,12 +193,18 @@ class Run:
         self._rollout.use_server(self._server_url)
         self._is_starting = True
 
-    def _maybe_checkpoint(self, num_done: int) -> None:
+    def _maybe_checkpoint(self) -> None:
         every = self._config.trainer.checkpoint_every_steps
-        if every and num_done % every == 0:
-            self._trainer.save_checkpoint(
-                str(Path(self._config.run_dir) / "checkpoints" / f"step-{num_done:06d}")
-            )
+        if every and self.num_done % every == 0:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Under its name once it is whole: a job may be killed while it saves."""
+        path = Path(self._config.run_dir) / "checkpoints" / f"step-{self.num_done:06d}"
+        partial = path.with_name(f"{path.name}.partial")
+        self._trainer.save_checkpoint(str(partial))
+        partial.rename(path)
+        self._last_saved = self.num_done
 
     def _train(self, outcome: RolloutOutcome) -> TrainStats:
         responses = {response.response_id: response for response in outcome.drawn.result.responses}
@@ -219,22 +254,8 @@ def _show_summary(config: TrainConfig, console: RunConsole) -> None:
     edge_steps = min(5, len(records))
     columns = ("", f"first {edge_steps} steps", f"last {edge_steps} steps", "all steps")
     group = f"{config.membership.mode.value} group of {config.rollout.ep_size} workers"
-    console.table(f"{config.num_steps} steps, {group}", columns, summary_rows(records, edge_steps=edge_steps))
+    console.table(f"{len(records)} steps, {group}", columns, summary_rows(records, edge_steps=edge_steps))
     if config.membership.mode is MembershipMode.elastic:
         columns = ("sum of all steps", "a static group", "this run", "ratio")
         console.table("what the workers were occupied for", columns, occupation_rows(records))
     console.say(f"run directory: {config.run_dir}")
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM (a job's time limit, `kill`) ends the run the way Ctrl-C does: in order."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

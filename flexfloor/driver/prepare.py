@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flexfloor.config import TrainConfig
+from flexfloor.config.checks import require
 from flexfloor.config.schema import ModelSource, TinyModelConfig
 from flexfloor.data.arithmetic import build_tokenizer, demonstrations
 from flexfloor.data.tiny_moe import create_tiny_moe
@@ -33,6 +34,10 @@ def prepare_model(config: TrainConfig, services: Services, console: RunConsole) 
     if target.exists():
         console.say(f"model: {target} (prepared before)")
         return target
+    endpoint = config.cluster.trainer_endpoint
+    problem = f"{target} is not there, and a tiny model is warmed up before the trainer of the run starts"
+    fix = "run flexfloor-prepare with the same overrides first"
+    require(endpoint is None, "cluster.trainer_endpoint", endpoint, problem, fix)
     _make_tiny(config, target, services, console)
     return target
 
@@ -59,6 +64,9 @@ def _make_tiny(config: TrainConfig, target: Path, services: Services, console: R
         seed=tiny.init_seed,
     )
     target.parent.mkdir(parents=True, exist_ok=True)
+    if tiny.warmup_steps == 0:
+        _move_into_place(blank, target)
+        return
     warm = Path(config.run_dir) / "tiny_warm"
     with services.start_trainer(blank, "warm-up").ready() as trainer:
         _warm_up(tiny, trainer, console)

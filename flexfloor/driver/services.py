@@ -9,11 +9,13 @@ from pathlib import Path
 
 from flexfloor.config import TrainConfig
 from flexfloor.config.choices import MembershipMode
-from flexfloor.errors import ChildProcessError, FlexfloorError
+from flexfloor.errors import ChildProcessError, ConfigError, FlexfloorError
+from flexfloor.membership.endpoint import CurveKeys
 from flexfloor.processes import ChildProcess, ChildProcesses
 from flexfloor.rollout.ports import free_base_port
 from flexfloor.rollout.server import server_argv
 from flexfloor.training.client import TrainerClient
+from flexfloor.training.keys import read_keys
 from flexfloor.training.launch import TrainerSpec, encode_spec, trainer_argv, trainer_env
 
 _BLAME_GRACE_S = 6.0
@@ -40,9 +42,10 @@ class Services:
 
     @property
     def iteration_log(self) -> Path | None:
-        """Where the ranks of the server log their iterations; None for a server that was there before."""
-        if self._config.cluster.server_url is not None:
-            return None
+        """Where the ranks of the server log their iterations; None for an attached server that logs none."""
+        cluster = self._config.cluster
+        if cluster.server_url is not None:
+            return None if cluster.iteration_log is None else Path(cluster.iteration_log)
         return self._run_dir / "logs" / "iterations"
 
     def check(self) -> None:
@@ -100,10 +103,10 @@ class Services:
         """Start the trainer's processes and return at once; `ready` waits for them."""
         cluster = self._config.cluster
         if cluster.trainer_endpoint is not None:
-            return TrainerHandle(self, cluster.trainer_endpoint, None)
+            return TrainerHandle(self, cluster.trainer_endpoint, None, _keys(cluster.trainer_keys))
         endpoint = f"ipc://{self._socket_dir / name}.sock"
         spec_path = self._run_dir / f"{name}.json"
-        spec_path.write_bytes(encode_spec(self._spec(endpoint, model_path)))
+        spec_path.write_bytes(encode_spec(trainer_spec(self._config, endpoint, model_path)))
         child = self._children.start(
             name,
             trainer_argv(str(spec_path), self._config.trainer.num_ranks),
@@ -123,36 +126,27 @@ class Services:
     def step_timeout_s(self) -> float:
         return self._config.trainer.step_timeout_s
 
-    def _spec(self, endpoint: str, model_path: Path) -> TrainerSpec:
-        config = self._config
-        return TrainerSpec(
-            endpoint=endpoint,
-            checkpoint_path=str(model_path),
-            device=config.cluster.device,
-            dtype=config.model.dtype,
-            context_tokens=config.model.context_tokens,
-            max_response_tokens=config.rollout.max_response_tokens,
-            seed=config.seed,
-            trainer=config.trainer,
-            algorithm=config.algorithm,
-            work_dir=str(self._run_dir / "sync"),
-        )
-
 
 class TrainerHandle:
     """A trainer that is starting or running."""
 
-    def __init__(self, services: Services, endpoint: str, child: ChildProcess | None) -> None:
+    def __init__(
+        self, services: Services, endpoint: str, child: ChildProcess | None, keys: CurveKeys | None = None
+    ) -> None:
         self._services = services
         self._endpoint = endpoint
         self._child = child
+        self._keys = keys
 
     @contextmanager
     def ready(self) -> Iterator[TrainerClient]:
         """Wait for it and hand out its client; a trainer that was started here ends with the block."""
         services = self._services
         with TrainerClient(
-            self._endpoint, is_alive=services.is_healthy, deadline_s=services.step_timeout_s
+            self._endpoint,
+            is_alive=services.is_healthy,
+            deadline_s=services.step_timeout_s,
+            keys=self._keys,
         ) as client:
             client.wait_ready(services.trainer_start_timeout_s)
             yield client
@@ -162,6 +156,32 @@ class TrainerHandle:
             with suppress(FlexfloorError):
                 client.shutdown()
         services.stop(self._child)
+
+
+def trainer_spec(config: TrainConfig, endpoint: str, model_path: Path) -> TrainerSpec:
+    """What the trainer of this run needs to know, wherever it is started."""
+    return TrainerSpec(
+        endpoint=endpoint,
+        keys_path=config.cluster.trainer_keys,
+        checkpoint_path=str(model_path),
+        device=config.cluster.device,
+        dtype=config.model.dtype,
+        context_tokens=config.model.context_tokens,
+        max_response_tokens=config.rollout.max_response_tokens,
+        seed=config.seed,
+        trainer=config.trainer,
+        algorithm=config.algorithm,
+        work_dir=str(Path(config.run_dir) / "sync"),
+    )
+
+
+def _keys(path: str | None) -> CurveKeys | None:
+    """Raises ConfigError where the file cannot serve."""
+    try:
+        return None if path is None else read_keys(Path(path))
+    except (OSError, ValueError) as error:
+        fix = "name the file that flexfloor-prepare wrote, or leave it out"
+        raise ConfigError("cluster.trainer_keys", path, str(error), fix) from error
 
 
 @contextmanager

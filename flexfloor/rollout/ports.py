@@ -23,6 +23,15 @@ def free_base_port() -> int:
     raise FlexfloorError(f"no free block of ports for the server between {_FIRST_PORT} and {_LAST_PORT}")
 
 
+def free_block(count: int) -> int:
+    """The first of `count` free ports in a row, for services whose ports a job has to tell other nodes."""
+    for _ in range(100):
+        first = random.randrange(_FIRST_PORT, _LAST_PORT - count)
+        if all(_is_free(first + offset) for offset in range(count)):
+            return first
+    raise FlexfloorError(f"no {count} free ports in a row between {_FIRST_PORT} and {_LAST_PORT}")
+
+
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         try:

@@ -9,7 +9,9 @@ import msgspec
 import zmq
 
 from flexfloor.errors import ChildProcessError, DeadlineExceeded, FlexfloorError
+from flexfloor.membership.endpoint import CurveKeys
 from flexfloor.training import messages as m
+from flexfloor.training.keys import secure_client
 from flexfloor.types import TrainSequence
 
 POLL_S = 0.2
@@ -41,10 +43,16 @@ class TrainerClient:
         is_alive: asked several times a second during a call. It may raise ChildProcessError itself, with the
             trainer's last log lines; returning False raises a bare one. None watches nothing.
         deadline_s: of each call that is not given its own.
+        keys: of a trainer that listens on tcp with keys.
     """
 
     def __init__(
-        self, endpoint: str, *, is_alive: Callable[[], bool] | None = None, deadline_s: float = 1800.0
+        self,
+        endpoint: str,
+        *,
+        is_alive: Callable[[], bool] | None = None,
+        deadline_s: float = 1800.0,
+        keys: CurveKeys | None = None,
     ) -> None:
         self.endpoint = endpoint
         self._is_alive = is_alive
@@ -53,6 +61,8 @@ class TrainerClient:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        if keys is not None:
+            secure_client(self._socket, keys)
         self._socket.connect(endpoint)
 
     def __enter__(self) -> Self:

@@ -22,6 +22,8 @@ class TrainerSpec:
 
     endpoint: str
     """ZeroMQ endpoint that rank 0 binds; an `ipc://` path lies in a folder that only the user can enter."""
+    keys_path: str | None = None
+    """File of `training.keys`, for a tcp endpoint."""
     checkpoint_path: str
     """Hugging Face checkpoint folder with the weights to start from (and the reference model, if any)."""
     device: Device

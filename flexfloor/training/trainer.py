@@ -21,7 +21,9 @@ import zmq
 
 from flexfloor.config.schema import Device
 from flexfloor.errors import FlexfloorError
+from flexfloor.membership.endpoint import CurveKeys
 from flexfloor.training import messages as m
+from flexfloor.training.keys import read_keys, secure_trainer
 from flexfloor.training.launch import TrainerSpec, decode_spec
 from flexfloor.training.packing import SequenceError
 from flexfloor.training.weight_sync import WeightPusher
@@ -39,10 +41,12 @@ LINGER_MS = 2000
 class CommandSocket:
     """Rank 0's end of the wire."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, keys: CurveKeys | None = None) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        if keys is not None:
+            secure_trainer(self._socket, keys)
         path = Path(urlsplit(endpoint).path) if endpoint.startswith("ipc://") else None
         if path:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,7 +93,8 @@ class RankLoop:
 
     def lead(self) -> None:
         """Rank 0, until it is told to shut down."""
-        socket = CommandSocket(self._spec.endpoint)
+        keys = None if self._spec.keys_path is None else read_keys(Path(self._spec.keys_path))
+        socket = CommandSocket(self._spec.endpoint, keys)
         logger.info("endpoint=%s ready", self._spec.endpoint)
         try:
             while self._lead_one(socket):

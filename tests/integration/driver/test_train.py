@@ -6,10 +6,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from job import END_DEADLINE_S, SMALL, START_DEADLINE_S, Job, running_job
+from job import END_DEADLINE_S, SMALL, START_DEADLINE_S, STEP_DEADLINE_S, Job, running_job
 from shared_server import SharedServer
 from transformers import AutoConfig, AutoTokenizer
 
+from flexfloor.driver.stopping import STOPPED
 from flexfloor.report.metrics import read_metrics
 from flexfloor.rollout.iteration_log import iterations_path, load_iterations
 from flexfloor.rollout.ledger import read_ledger, step_path
@@ -151,6 +152,26 @@ def test_the_screen_shows_a_line_a_step_and_the_table(finished: Job) -> None:
         f"{step}/{NUM_STEPS}" for step in range(1, NUM_STEPS + 1)
     ]
     assert "tail idle, share of worker time" in finished.text
+
+
+def test_a_run_that_is_told_to_stop_saves_what_it_has(
+    shared_server: SharedServer, shared_server_url: str, tmp_path: Path
+) -> None:
+    attach = [f"cluster.server_url={shared_server_url}"]
+    attach += [f"membership.folder={shared_server.membership_folder}"]
+    with running_job(tmp_path / "stopped", [*SMALL, *attach, "num_steps=1000"]) as job:
+        job.wait_for_steps(2)
+        children = job.descendants()
+        job.process.send_signal(signal.SIGUSR1)
+        assert job.wait(STEP_DEADLINE_S) == STOPPED, job.text
+        wait_gone(children)
+    num_steps = job.num_steps()
+    assert 2 <= num_steps < 1000
+    assert f"asked to end after {num_steps} of 1000 steps; saving" in job.text
+    assert [path.name for path in (job.run_dir / "checkpoints").iterdir()] == [f"step-{num_steps:06d}"]
+    assert AutoConfig.from_pretrained(job.run_dir / "hf").num_experts == 8
+    for step in range(num_steps):
+        assert len(responses(job.run_dir, step)) in (3, RESPONSES_PER_STEP)
 
 
 def test_a_static_group_draws_the_same_and_ctrl_c_ends_all_in_time(

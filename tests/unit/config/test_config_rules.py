@@ -71,7 +71,6 @@ REFUSED = [
     ({"algorithm.num_minibatches": 3}, "algorithm.num_minibatches", "=512"),
     ({"algorithm.num_minibatches": 512}, "algorithm.num_minibatches", "at most 256"),
     ({"data.drop_last": True, "data.num_prompts": 31}, "data.num_prompts", "32 or more"),
-    ({"cluster.trainer_endpoint": "ipc:///run/t"}, "cluster.trainer_endpoint", "warmed up"),
     ({"trainer.optimizer_offload": True}, "trainer.optimizer_offload", "host memory anyway"),
     ({"rollout.collectives": Collectives.nccl}, "rollout.collectives", "cluster.device=cpu"),
     ({"cluster.device": Device.cuda}, "rollout.collectives", "rollout.collectives=nccl"),
@@ -119,6 +118,9 @@ REFUSED = [
     ({"cluster.server_url": "http://host:port"}, "cluster.server_url", "http://HOST:PORT"),
     ({"cluster.trainer_endpoint": "tcp://host"}, "cluster.trainer_endpoint", "tcp://HOST:PORT"),
     ({"cluster.trainer_endpoint": "ipc://"}, "cluster.trainer_endpoint", "ipc://PATH"),
+    ({"cluster.trainer_keys": "k"}, "cluster.trainer_keys", "tcp://HOST:PORT too"),
+    ({"cluster.trainer_keys": "k", "cluster.trainer_endpoint": "ipc:///t"}, "cluster.trainer_keys", "tcp"),
+    ({"cluster.iteration_log": "logs"}, "cluster.iteration_log", "set cluster.server_url too"),
     ({"cluster.server_start_timeout_s": 0.0}, "cluster.server_start_timeout_s", "above 0"),
     ({"data.path": "a.jsonl"}, "data.path", "data.path=null"),
     ({"data.num_prompts": None}, "data.num_prompts", "data.num_prompts="),
@@ -208,6 +210,8 @@ ACCEPTED = [
     {"membership.park_frees": ["dense", "kv", "experts"]},
     {**CHECKPOINT, **TWO_NODES, "rollout.collectives": Collectives.gloo},
     {"cluster.num_devices_per_node": 6},
+    # Its tiny model was prepared before (flexfloor-prepare).
+    {"cluster.trainer_endpoint": "tcp://node1:5555", "cluster.trainer_keys": "keys.json"},
     GPU,
 ]
 
