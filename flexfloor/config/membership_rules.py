@@ -1,6 +1,7 @@
 """Rules on elastic membership across groups. PURE."""
 
 from flexfloor.config.checks import require
+from flexfloor.config.choices import ReleaseUse
 from flexfloor.config.schema import MembershipConfig, MembershipMode, TrainConfig
 
 
@@ -39,6 +40,19 @@ def check_membership(config: TrainConfig) -> None:
         membership.folder,
         "the run attaches to a server and must find its membership manager",
         f"set membership.folder to the --flexfloor-folder of that server, {static}",
+    )
+
+
+def check_release(config: TrainConfig) -> None:
+    """Refuse a use of released workers in a group that releases nobody."""
+    elastic = config.membership.mode is MembershipMode.elastic
+    use = config.release.use
+    require(
+        elastic or use is ReleaseUse.park,
+        "release.use",
+        use.value,
+        "nobody leaves a static group, so there would never be a worker to use",
+        "choose membership=elastic, or release=park",
     )
 
 

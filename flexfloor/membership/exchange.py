@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -226,7 +227,7 @@ class Exchange:
                 ep_rank=event.ep_rank, incarnation=event.incarnation, reason=str(error), at=event.at
             )
             commands = self._membership.handle(lost)
-        self.status = self._membership.status()
+        self.status = replace(self._membership.status(), nodes=self._peers.nodes())
         if self._membership.is_ready:
             self.is_settled.set()
         for command in commands:

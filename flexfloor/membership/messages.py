@@ -24,6 +24,8 @@ class HelloMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     incarnation: int
     """Drawn at random by each process."""
     pid: int
+    node: str
+    """What the job's scheduler calls the machine: SLURM's node name, or else the host's."""
     weight_version: WeightVersion
     flexfloor_version: str
     sglang_version: str

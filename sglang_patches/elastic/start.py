@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import socket
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -109,6 +110,7 @@ def _hello(ep_rank: int, config: PluginConfig) -> HelloMsg:
         ep_rank=ep_rank,
         incarnation=secrets.randbits(62),
         pid=os.getpid(),
+        node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         weight_version=str(_weight_version()),
         flexfloor_version=version("flexfloor"),
         sglang_version=version("sglang"),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from flexfloor.config.choices import Batching, LossAgg, StartingSize
+from flexfloor.config.choices import Batching, LossAgg, ReleaseUse, StartingSize
 from flexfloor.config.rules import validate
 from flexfloor.config.schema import (
     AdvantageNorm,
@@ -51,6 +51,9 @@ REFUSED = [
         "trainer.num_ranks",
         "one node has 6 devices",
     ),
+    ({**STATIC, "release.use": ReleaseUse.exit}, "release.use", "nobody leaves a static group"),
+    ({"release.command": ["true"]}, "release.command", "nothing runs it with release.use=park"),
+    ({"release.use": ReleaseUse.command}, "release.command", "names no command to run"),
     ({"trainer.ep_size": 3, "trainer.num_ranks": 3}, "trainer.ep_size", "one of 1, 2, 4, 8"),
     ({"trainer.num_ranks": 3}, "trainer.num_ranks", "multiple of 2"),
     ({"trainer.tp_size": 4, "trainer.num_ranks": 2}, "trainer.num_ranks", "trainer.tp_size"),
