@@ -88,4 +88,5 @@ def _train_metrics(train: TrainStats) -> dict[str, float]:
         "train/kl": train.kl,
         "train/mean_abs_logprob_diff": train.mean_abs_logprob_diff,
         "train/num_tokens": train.num_tokens,
+        "train/logprob_s": train.logprob_seconds,
     }
