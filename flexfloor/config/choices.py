@@ -44,11 +44,11 @@ class ReleaseUse(StrEnum):
     park = "park"
     """Its process waits and holds what `membership.park_frees` leaves it; the reversible default."""
     exit = "exit"
-    """Its process ends; the steps that follow go on without it."""
+    """Its process ends: in the last step, or in every step of a run that restarts its own server."""
     command = "command"
     """It parks, and a command of yours runs until the ranks are called back."""
     slurm = "slurm"
-    """It exits, and a node whose ranks have all exited leaves the SLURM job."""
+    """In the last step it exits, and a node whose ranks have all exited leaves the SLURM job for good."""
     logprobs = "logprobs"
     """It parks, and the trainer computes logprobs of complete prompt groups while the others decode."""
 

@@ -6,9 +6,11 @@ hands, and the token travels encrypted. `asdict` of an endpoint is JSON-able and
 `endpoint.json`, mode 0600, of the same kind of folder, which all nodes see through a shared file system.
 """
 
+import hashlib
 import json
 import os
 import secrets
+import socket as sockets
 import stat
 import time
 from collections.abc import Mapping
@@ -16,6 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import msgspec
 import zmq
@@ -134,6 +137,15 @@ class Endpoint:
         except ValueError as error:
             raise ValueError(f"{path} holds no endpoint: {error}. Fix: start the server anew") from error
 
+    @property
+    def is_tcp(self) -> bool:
+        return self.address.startswith("tcp://")
+
+    @property
+    def fingerprint(self) -> str:
+        """Differs between any two endpoints, and gives nothing of them away."""
+        return hashlib.sha256(self.token.encode()).hexdigest()
+
     def for_peer(self) -> "Endpoint":
         """Without the manager's own secret."""
         if self.curve is None:
@@ -156,8 +168,8 @@ class Endpoint:
             socket.curve_secretkey = self.curve.server_secret.encode()
         socket.ipv6 = "[" in self.address
         try:
-            socket.bind(self.address)
-        except zmq.ZMQError as error:
+            socket.bind(_numeric(self.address) if self.is_tcp else self.address)
+        except (zmq.ZMQError, OSError) as error:
             raise ValueError(f"cannot listen on {self.address}: {error}. Fix: choose another one") from error
         if self.address.startswith("ipc://"):
             Path(self.address.removeprefix("ipc://")).chmod(0o600)
@@ -172,6 +184,13 @@ class Endpoint:
             socket.curve_secretkey = self.curve.client_secret.encode()
         socket.ipv6 = "[" in self.address
         socket.connect(self.address)
+
+
+def _numeric(address: str) -> str:
+    """ZeroMQ connects to names, and listens on numbers only."""
+    parts = urlsplit(address)
+    number = sockets.getaddrinfo(parts.hostname, parts.port, type=sockets.SOCK_STREAM)[0][4][0]
+    return f"tcp://[{number}]:{parts.port}" if ":" in str(number) else f"tcp://{number}:{parts.port}"
 
 
 def _set_limits(socket: "zmq.Socket[bytes]") -> None:

@@ -53,6 +53,7 @@ class Exchange:
         self._is_feeding = False
         self._waiters: dict[str, list[Waiter]] = {}
         self._fences: dict[str, Future[str]] = {}
+        self._last_counters: dict[int, dict[str, int]] = {}
         self.status = membership.status()
         """As of the last event; replaced, never changed."""
         self.refusals: list[str] = []
@@ -205,6 +206,8 @@ class Exchange:
                 epoch, dropped = message.membership_epoch, message.dropped
                 self.feed(e.CancelAnswered(**life, membership_epoch=epoch, dropped=dropped))
             case m.SwitchedMsg():
+                if message.last_counters:
+                    self._last_counters[peer.ep_rank] = message.last_counters
                 self.feed(
                     e.RankSwitched(
                         **life,
@@ -227,7 +230,9 @@ class Exchange:
                 ep_rank=event.ep_rank, incarnation=event.incarnation, reason=str(error), at=event.at
             )
             commands = self._membership.handle(lost)
-        self.status = replace(self._membership.status(), nodes=self._peers.nodes())
+        self.status = replace(
+            self._membership.status(), nodes=self._peers.nodes(), last_counters=dict(self._last_counters)
+        )
         if self._membership.is_ready:
             self.is_settled.set()
         for command in commands:

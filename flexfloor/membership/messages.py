@@ -50,6 +50,8 @@ class SwitchedMsg(msgspec.Struct, tag=True, frozen=True):
     membership_epoch: int
     stall_s: float
     num_bytes: int
+    last_counters: dict[str, int] = {}
+    """Of a rank that exits now: what it counted since its start, by the counters' names."""
 
 
 class CancelAskedMsg(msgspec.Struct, tag=True, frozen=True):

@@ -53,3 +53,5 @@ class MembershipStatus:
     """Why the group cannot go on."""
     nodes: dict[int, str] = field(default_factory=dict)
     """ep_rank -> the machine it runs on, for ranks that have joined."""
+    last_counters: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Iteration counters of ranks that have exited, as of their end."""

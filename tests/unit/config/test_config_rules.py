@@ -163,7 +163,15 @@ REFUSED = [
     ({"membership.operation_timeout_s": 0.0}, "membership.operation_timeout_s", "above 0"),
     ({"membership.park_frees": ["kv", "disk"]}, "membership.park_frees", "unknown: disk"),
     ({"rollout.ep_size": 1}, "membership.mode", "or choose membership=static"),
-    (ELASTIC_TWO_NODES, "membership.mode", "cluster.num_nodes=2"),
+    (ELASTIC_TWO_NODES, "membership.folder", "must find its membership manager"),
+    ({"release.use": ReleaseUse.slurm}, "cluster.server_url", "has one node only"),
+    ({"release.every_step": True}, "release.every_step", "ends no worker before the last step"),
+    (
+        {"release.every_step": True, "release.use": ReleaseUse.exit}
+        | {"cluster.server_url": "http://localhost:30000", "membership.folder": "m"},
+        "release.every_step",
+        "did not start this server",
+    ),
     ({"cluster.server_url": "http://localhost:30000"}, "membership.folder", "--flexfloor-folder"),
     ({"num_steps": 0}, "num_steps", "at least 1"),
     ({"seed": 2**31}, "seed", "31 bits"),

@@ -25,7 +25,13 @@ COMMAND_LINES = {
     "release_exit": ["experiment=quickstart", *ELASTIC, "release=exit"],
     "release_command": ["experiment=quickstart", *ELASTIC, "release=command", "release.command=[true]"],
     "release_logprobs": ["experiment=quickstart", *ELASTIC, "release=logprobs"],
-    "release_slurm": ["experiment=quickstart", *ELASTIC, "release=slurm"],
+    "release_slurm": [
+        "experiment=quickstart",
+        *ELASTIC,
+        "release=slurm",
+        *ATTACHED[:1],
+        "membership.folder=m",
+    ],
     "hf_disk": ["experiment=qwen3_30b_a3b_8xh200", *MATH, "data=hf_disk", "scheduling=least_inflight"],
     "reasoning_gym": ["experiment=qwen3_30b_a3b_8xh200", "model.path=checkpoint", "data=reasoning_gym"],
 }
