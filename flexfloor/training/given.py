@@ -26,11 +26,6 @@ def sequences_with_old(num_sequences: int, algorithm: AlgorithmConfig) -> range:
     return range(first.stop, num_sequences)
 
 
-def computes_ahead(num_sequences: int, algorithm: AlgorithmConfig) -> bool:
-    """Whether a step of so many sequences has any logprobs that could be computed before it."""
-    return bool(algorithm.kl_coef) or bool(sequences_with_old(num_sequences, algorithm))
-
-
 def check_groups(
     groups: Sequence[LogprobGroup],
     *,

@@ -6,13 +6,7 @@ from dataclasses import replace
 import pytest
 
 from flexfloor.config import AlgorithmConfig
-from flexfloor.training.given import (
-    check_given,
-    check_groups,
-    computes_ahead,
-    in_request_order,
-    sequences_with_old,
-)
+from flexfloor.training.given import check_given, check_groups, in_request_order, sequences_with_old
 from flexfloor.training.messages import LogprobGroup
 from flexfloor.training.packing import SequenceError
 from flexfloor.types import TrainerLogprobs, TrainSequence
@@ -45,21 +39,17 @@ def changed(index: int, **changes: object) -> list[TrainSequence]:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "with_old", "is_needed"),
+    ("algorithm", "with_old"),
     [
-        (AlgorithmConfig(num_minibatches=1), range(0), False),
-        (AlgorithmConfig(num_minibatches=1, kl_coef=0.1), range(0), True),
-        (AlgorithmConfig(num_minibatches=4), range(2, 10), True),
-        (AlgorithmConfig(num_minibatches=4, importance_cap=None), range(0), False),
+        (AlgorithmConfig(num_minibatches=1), range(0)),
+        (AlgorithmConfig(num_minibatches=4), range(2, 10)),
+        (AlgorithmConfig(num_minibatches=4, importance_cap=None), range(0)),
         # More minibatches than sequences: one each.
-        (AlgorithmConfig(num_minibatches=20), range(1, 10), True),
+        (AlgorithmConfig(num_minibatches=20), range(1, 10)),
     ],
 )
-def test_the_first_optimizer_step_needs_no_old_logprobs(
-    algorithm: AlgorithmConfig, with_old: range, is_needed: bool
-) -> None:
+def test_the_first_optimizer_step_needs_no_old_logprobs(algorithm: AlgorithmConfig, with_old: range) -> None:
     assert list(sequences_with_old(10, algorithm)) == list(with_old)
-    assert computes_ahead(10, algorithm) is is_needed
 
 
 @pytest.mark.parametrize(
