@@ -97,15 +97,15 @@ def with_given(sequences: Sequence[TrainSequence], found: dict[str, TrainerLogpr
 
 
 def test_given_logprobs_train_to_the_same_bits(trainer: Synced) -> None:
-    """Packing must not matter for that: a matrix kernel may round a row by the number of rows beside it.
+    """Where packing does not matter to the last bit, which is asked first; else to rounding.
 
-    The step packs a minibatch together, what is given was packed by the group. With 16 responses a group the
-    kernels of the CPUs seen so far give the same bits; this machine's are asked first.
+    A step packs a minibatch together, what it is given was packed by the group, and a matrix kernel may round
+    a row by the number of rows beside it. The CPUs seen so far give the same bits for groups of 16.
     """
     sequences = named(48, seed=21)
     together = trainer.client.logprobs(sequences)
     by_group = [trainer.client.logprobs(sequences[start : start + 16]) for start in (0, 16, 32)]
-    assert [row for part in by_group for row in part] == together, "kernels that round by the batch's size"
+    rounds_alike = [row for part in by_group for row in part] == together
     alone = trainer.client.train_step(sequences)
     expected = trainer.client.weight_checksum()
     assert alone.logprob_seconds > 0
@@ -115,12 +115,12 @@ def test_given_logprobs_train_to_the_same_bits(trainer: Synced) -> None:
     assert [name for name, one in found.items() if one.old is None] == [f"r{n}" for n in range(16)]
     assert all(one.reference is not None for one in found.values())
     given = client.train_step(with_given(sequences, found))
-    assert client.weight_checksum() == expected
     assert given.logprob_seconds == 0.0
-    for field in ("loss", "grad_norm", "kl", "clip_fraction", "importance_clip_fraction", "entropy"):
-        assert getattr(given, field) == getattr(alone, field), field
-    assert given.mean_abs_logprob_diff == alone.mean_abs_logprob_diff
     assert given.kl > 0
+    assert (client.weight_checksum() == expected) is rounds_alike
+    limit = 0.0 if rounds_alike else 1e-5
+    for field in ("loss", "grad_norm", "kl", "clip_fraction", "importance_clip_fraction", "entropy"):
+        assert getattr(given, field) == pytest.approx(getattr(alone, field), abs=limit, rel=0.0), field
 
 
 def test_a_group_has_the_same_logprobs_whenever_it_is_asked_for(trainer: Synced) -> None:
