@@ -94,6 +94,18 @@ class ScoredResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerLogprobs:
+    """The trainer's own logprobs of one response, good for the weights of `weight_version` alone."""
+
+    response_id: str
+    weight_version: int
+    old: tuple[float, ...] | None
+    """By those weights, a value a response token; None where the step never asks for them."""
+    reference: tuple[float, ...] | None
+    """By the reference model; None without a KL penalty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSequence:
     """What the trainer needs of one response. All of `rollout_logprobs` belong to `response_token_ids`."""
 
@@ -101,6 +113,10 @@ class TrainSequence:
     response_token_ids: tuple[int, ...]
     rollout_logprobs: tuple[float, ...]
     advantage: float
+    response_id: str = ""
+    """Needed where logprobs are computed ahead or given."""
+    given: TrainerLogprobs | None = None
+    """What the trainer computed ahead; the step takes it as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,8 @@ class ReleaseUse(StrEnum):
     """It parks, and a command of yours runs until the ranks are called back."""
     slurm = "slurm"
     """In the last step it exits, and a node whose ranks have all exited leaves the SLURM job for good."""
+    logprobs = "logprobs"
+    """It parks, and the trainer computes logprobs of complete prompt groups while the others decode."""
 
 
 class ExpertSlots(StrEnum):

@@ -2,6 +2,7 @@
 
 from flexfloor.config.addresses import host_of
 from flexfloor.config.checks import divides, require
+from flexfloor.config.logprob_rules import check_logprobs
 from flexfloor.config.machine import check_machine
 from flexfloor.config.membership_rules import check_membership, check_release
 from flexfloor.config.memory import USABLE_SHARE, rollout_memory, shares_devices, trainer_bytes
@@ -38,6 +39,7 @@ def validate(config: TrainConfig, *, check_files: bool = True) -> None:
         _check_collectives,
         check_membership,
         check_release,
+        check_logprobs,
         check_scheduling,
         _check_weight_sync,
         _check_offload,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from flexfloor.config.schema import AdvantageNorm, RolloutConfig
 from flexfloor.driver.prompts import TokenizedPrompt
 from flexfloor.training.advantages import group_advantages
-from flexfloor.types import Response, ResponseRequest, TrainSequence
+from flexfloor.types import Response, ResponseRequest, TrainerLogprobs, TrainSequence
 
 
 def sampling_seed(run_seed: int, response_id: str) -> int:
@@ -46,11 +46,12 @@ def train_sequences(
     responses: Mapping[str, Response],
     rewards: Mapping[str, float],
     norm: AdvantageNorm,
+    given: Mapping[str, TrainerLogprobs] | None = None,
 ) -> list[TrainSequence]:
     """Training sequences in request order, whatever order the responses ended in.
 
-    `responses` and `rewards` are keyed by response_id and must be complete: a step with a response
-    missing would favour the short ones.
+    `responses`, `rewards` and `given`, logprobs that were computed ahead, are keyed by response_id and must
+    be complete: a step with a response missing would favour the short ones.
     """
     groups: dict[str, list[str]] = {}
     for request in requests:
@@ -60,13 +61,17 @@ def train_sequences(
         values = group_advantages([rewards[response_id] for response_id in response_ids], norm)
         advantages.update(zip(response_ids, values, strict=True))
     names = [request.response_id for request in requests]
-    return [_sequence(responses[name], advantages[name]) for name in names]
+    return [
+        _sequence(responses[name], advantages[name], None if given is None else given[name]) for name in names
+    ]
 
 
-def _sequence(response: Response, advantage: float) -> TrainSequence:
+def _sequence(response: Response, advantage: float, given: TrainerLogprobs | None) -> TrainSequence:
     return TrainSequence(
         prompt_token_ids=response.prompt_token_ids,
         response_token_ids=response.token_ids,
         rollout_logprobs=response.logprobs,
         advantage=advantage,
+        response_id=response.response_id,
+        given=given,
     )

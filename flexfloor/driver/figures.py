@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from flexfloor.driver.ahead import AheadFigures
 from flexfloor.rollout.occupancy import Occupancy
 from flexfloor.rollout.scheduled_step import ScheduledResult
 from flexfloor.schedule_record import StepSchedule
@@ -16,8 +17,12 @@ def step_metrics(
     train: TrainStats,
     sync: SyncStats,
     seconds: Mapping[str, float],
+    ahead: AheadFigures | None = None,
 ) -> dict[str, float]:
-    """One flat record; `seconds` are the phases' wall times by name."""
+    """One flat record; `seconds` are the phases' wall times by name.
+
+    `ahead`: of logprobs that were computed while workers were away.
+    """
     result, occupancy = drawn.result, drawn.occupancy
     return {
         "reward/mean": sum(rewards) / len(rewards),
@@ -37,6 +42,7 @@ def step_metrics(
         "schedule/is_bucketed": float(schedule.batching == "length_bucketed"),
         **{f"prediction/{name}": value for name, value in schedule.calibration.items()},
         **_train_metrics(train),
+        **({} if ahead is None else _ahead_metrics(ahead)),
         "sync/num_bytes": sync.num_bytes,
         **{f"time/{name}_s": value for name, value in seconds.items()},
     }
@@ -77,6 +83,16 @@ def _occupancy_metrics(occupancy: Occupancy) -> dict[str, float]:
     return metrics
 
 
+def _ahead_metrics(ahead: AheadFigures) -> dict[str, float]:
+    return {
+        "logprobs/num_groups": ahead.num_groups,
+        "logprobs/num_early_groups": ahead.num_early_groups,
+        "logprobs/early_token_share": ahead.early_token_share,
+        "logprobs/saved_s": ahead.saved_s,
+        "logprobs/late_s": ahead.late_s,
+    }
+
+
 def _train_metrics(train: TrainStats) -> dict[str, float]:
     return {
         "train/loss": train.loss,
@@ -88,4 +104,5 @@ def _train_metrics(train: TrainStats) -> dict[str, float]:
         "train/kl": train.kl,
         "train/mean_abs_logprob_diff": train.mean_abs_logprob_diff,
         "train/num_tokens": train.num_tokens,
+        "train/logprob_s": train.logprob_seconds,
     }

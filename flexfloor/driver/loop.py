@@ -3,17 +3,18 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
 from flexfloor.config import TrainConfig
-from flexfloor.config.choices import MembershipMode
+from flexfloor.config.choices import MembershipMode, ReleaseUse
 from flexfloor.data.order import PromptOrder
 from flexfloor.data.reward_pool import RewardPool
 from flexfloor.data.rewards import RewardSpec, check_reward
-from flexfloor.driver.batch import train_sequences
+from flexfloor.driver.ahead import AheadFigures, LogprobsAhead
+from flexfloor.driver.batch import step_requests, train_sequences
 from flexfloor.driver.figures import step_metrics
 from flexfloor.driver.prepare import prepare_model
 from flexfloor.driver.prompts import TokenizedPrompt, load_tokenized_prompts, load_tokenizer
@@ -28,6 +29,7 @@ from flexfloor.report.console import RunConsole, occupation_rows, summary_rows
 from flexfloor.report.metrics import MetricsLog, read_metrics
 from flexfloor.training.client import TrainerClient
 from flexfloor.training.messages import SyncStats, TrainStats
+from flexfloor.types import ResponseRequest
 
 logger = logging.getLogger(__name__)
 
@@ -155,30 +157,39 @@ class Run:
 
     def run(self) -> None:
         """All steps. Raises StopRequested between or in steps when the signal comes."""
-        config = self._config
-        weight_version = FIRST_WEIGHT_VERSION
         # Also for a server that was there before: from here on its weights are known to be the trainer's.
-        self._sync(weight_version)
-        for step in range(config.num_steps):
-            batch = self._scheduler.batch(step)
-            prompts = [self._prompts[index] for index in batch.indices]
+        self._sync(FIRST_WEIGHT_VERSION)
+        for step in range(self._config.num_steps):
+            self._step(step, FIRST_WEIGHT_VERSION + step)
+            self.num_done = step + 1
+            self._maybe_checkpoint()
+
+    def _step(self, step: int, weight_version: int) -> None:
+        batch = self._scheduler.batch(step)
+        prompts = [self._prompts[index] for index in batch.indices]
+        requests = step_requests(
+            prompts, rollout_step=step, run_seed=self._config.seed, rollout=self._config.rollout
+        )
+        with self._logprobs_ahead(requests, weight_version) as ahead:
             with self._timed("rollout"), self._stop.interruptible():
                 outcome = self._rollout.run(
-                    prompts, batch=batch, rollout_step=step, weight_version=weight_version
+                    prompts,
+                    requests,
+                    batch=batch,
+                    rollout_step=step,
+                    weight_version=weight_version,
+                    ahead=ahead,
                 )
             is_server_whole = not outcome.drawn.exited
-            if not is_server_whole and step + 1 < config.num_steps:
+            if not is_server_whole and step + 1 < self._config.num_steps:
                 self._start_anew()
                 is_server_whole = True
             with self._timed("train"):
-                stats = self._train(outcome)
-            weight_version += 1
-            with self._timed("sync"):
-                # A server that has lost ranks for good takes no weights, and nobody draws from it any more.
-                sync = self._sync(weight_version) if is_server_whole else _NO_SYNC
-            self._record(step, outcome, stats, sync)
-            self.num_done = step + 1
-            self._maybe_checkpoint()
+                stats = self._train(outcome, ahead)
+        with self._timed("sync"):
+            # A server that has lost ranks for good takes no weights, and nobody draws from it any more.
+            sync = self._sync(weight_version + 1) if is_server_whole else _NO_SYNC
+        self._record(step, outcome, stats, sync, None if ahead is None else ahead.figures())
 
     def save_stopped(self) -> None:
         """Save what the steps so far made, where they made anything."""
@@ -186,6 +197,19 @@ class Run:
         self._console.say(f"asked to end after {done}; saving")
         if self.num_done > self._last_saved:
             self._checkpoint()
+
+    def _logprobs_ahead(
+        self, requests: Sequence[ResponseRequest], weight_version: int
+    ) -> AbstractContextManager[LogprobsAhead | None]:
+        """For one step; inside it nothing else may be asked of the trainer before `results`."""
+        if self._config.release.use is not ReleaseUse.logprobs:
+            return nullcontext()
+        return LogprobsAhead(
+            requests,
+            trainer=self._trainer,
+            algorithm=self._config.algorithm,
+            weight_version=weight_version,
+        )
 
     def _start_anew(self) -> None:
         """Another server in place of the one whose ranks have exited; it loads while the trainer trains."""
@@ -206,12 +230,16 @@ class Run:
         partial.rename(path)
         self._last_saved = self.num_done
 
-    def _train(self, outcome: RolloutOutcome) -> TrainStats:
+    def _train(self, outcome: RolloutOutcome, ahead: LogprobsAhead | None) -> TrainStats:
         responses = {response.response_id: response for response in outcome.drawn.result.responses}
-        sequences = train_sequences(
-            outcome.requests, responses, outcome.rewards, self._config.algorithm.advantage_norm
-        )
         with self._console.phase("train", None):
+            sequences = train_sequences(
+                outcome.requests,
+                responses,
+                outcome.rewards,
+                self._config.algorithm.advantage_norm,
+                None if ahead is None else ahead.results(),
+            )
             return self._trainer.train_step(sequences)
 
     def _sync(self, weight_version: int) -> SyncStats:
@@ -230,13 +258,21 @@ class Run:
         )
         return sync
 
-    def _record(self, step: int, outcome: RolloutOutcome, train: TrainStats, sync: SyncStats) -> None:
+    def _record(
+        self,
+        step: int,
+        outcome: RolloutOutcome,
+        train: TrainStats,
+        sync: SyncStats,
+        ahead: AheadFigures | None,
+    ) -> None:
         record = step_metrics(
             rewards=list(outcome.rewards.values()),
             drawn=outcome.drawn,
             schedule=outcome.schedule,
             train=train,
             sync=sync,
+            ahead=ahead,
             seconds=self._seconds,
         )
         self._metrics.write(step, record)

@@ -13,7 +13,7 @@ import msgspec
 
 from flexfloor.config import TrainConfig
 from flexfloor.data.reward_pool import RewardPool
-from flexfloor.driver.batch import step_requests
+from flexfloor.driver.ahead import LogprobsAhead
 from flexfloor.driver.prompts import TokenizedPrompt, Tokenizer
 from flexfloor.driver.step_scheduler import StepBatch, StepScheduler
 from flexfloor.driver.worker_uses import worker_use
@@ -92,20 +92,21 @@ class RolloutPhase:
     def run(
         self,
         prompts: Sequence[TokenizedPrompt],
+        requests: Sequence[ResponseRequest],
         *,
         batch: StepBatch,
         rollout_step: int,
         weight_version: int,
+        ahead: LogprobsAhead | None = None,
     ) -> RolloutOutcome:
-        """`prompts` are those of `batch`."""
-        requests = step_requests(
-            prompts, rollout_step=rollout_step, run_seed=self._config.seed, rollout=self._config.rollout
-        )
+        """`prompts` are those of `batch`, and `requests` are theirs. `ahead` uses the released workers."""
         plan = self._scheduler.plan(requests)
         scoring = _Scoring(prompts, self._tokenizer, self._rewards)
         with self._console.phase("rollout", len(requests)) as advance:
-            work = self._draw(requests, plan, rollout_step, weight_version, scoring, advance)
+            work = self._draw(requests, plan, rollout_step, weight_version, scoring, ahead, advance)
             drawn = asyncio.run(_watched(work, self._check))
+        if ahead is not None:
+            ahead.rollout_ended()
         schedule = self._record(rollout_step, batch, plan, drawn)
         # A call in a worker is bounded by reward_timeout_s; the queue in front of it is at most one step.
         rounds = -(-len(requests) // self._config.data.reward_workers)
@@ -120,8 +121,14 @@ class RolloutPhase:
         rollout_step: int,
         weight_version: int,
         scoring: "_Scoring",
+        ahead: LogprobsAhead | None,
         advance: Advance,
     ) -> ScheduledResult:
+        def on_response(response: Response) -> None:
+            scoring.submit(response)
+            if ahead is not None:
+                ahead.on_response(response)
+
         opened = Ledger.open(
             step_path(self._ledger_dir, rollout_step),
             rollout_step=rollout_step,
@@ -139,16 +146,18 @@ class RolloutPhase:
                     weight_version=weight_version,
                     limits=StepLimits.from_config(self._config),
                     watchers=Watchers(
-                        on_response=scoring.submit,
+                        on_response=on_response,
                         on_progress=lambda progress: advance(progress.num_finished, _note(progress)),
                     ),
-                    elasticity=self._elasticity(rollout_step),
+                    elasticity=self._elasticity(rollout_step, ahead),
                     iteration_log=self._iteration_log,
                 )
 
-    def _elasticity(self, rollout_step: int) -> Elasticity | None:
+    def _elasticity(self, rollout_step: int, ahead: LogprobsAhead | None) -> Elasticity | None:
         if self._membership_folder is None:
             return None
+        is_last_step = rollout_step == self._config.num_steps - 1
+        use = worker_use(self._config, os.environ, is_last_step=is_last_step) if ahead is None else ahead
         return Elasticity(
             folder=self._membership_folder,
             timeout_s=self._config.membership.operation_timeout_s,
@@ -156,7 +165,7 @@ class RolloutPhase:
             prediction=self._scheduler.prediction,
             step_time=self._scheduler.step_time(),
             decision_interval_tokens=self._config.scheduling.decision_interval_iterations,
-            use=worker_use(self._config, os.environ, is_last_step=rollout_step == self._config.num_steps - 1),
+            use=use,
         )
 
     def _record(

@@ -107,6 +107,9 @@ def format_step(step: int, num_steps: int, metrics: Mapping[str, float]) -> str:
     )
 
 
+_NOT_IN_EVERY_RUN = ("schedule/", "logprobs/", "train/logprob_s")
+
+
 def _mean(records: Sequence[Mapping[str, Any]], name: str) -> float:
     values = [record[name] for record in records if record.get(name) is not None]
     return sum(values) / len(values) if values else float("nan")
@@ -128,13 +131,16 @@ def summary_rows(records: Sequence[Mapping[str, Any]], *, edge_steps: int = 5) -
         ("share of steps in length buckets", "schedule/is_bucketed", "{:.2f}"),
         ("rollout seconds", "time/rollout_s", "{:.2f}"),
         ("train seconds", "time/train_s", "{:.2f}"),
+        ("of them for old and reference logprobs", "train/logprob_s", "{:.2f}"),
+        ("logprob seconds inside the rollout", "logprobs/saved_s", "{:.2f}"),
+        ("logprob seconds after the rollout", "logprobs/late_s", "{:.2f}"),
         ("weight sync seconds", "time/sync_s", "{:.2f}"),
     ]
     return [
         (label, *(form.format(_mean(part, name)) for part in (first, last, records)))
         for label, name, form in rows
-        # Runs of earlier versions lack these.
-        if not name.startswith("schedule/") or all(name in record for record in records)
+        # Runs of earlier versions, or with another use of released workers, lack these.
+        if not name.startswith(_NOT_IN_EVERY_RUN) or all(name in record for record in records)
     ]
 
 

@@ -27,8 +27,12 @@ class TrainerRefused(TrainerError, ValueError):
     """The trainer refused a command and changed nothing; the text says why."""
 
 
+class CallAbandoned(FlexfloorError):
+    """The caller no longer wanted the answer; the trainer computes on, and its answer will be dropped."""
+
+
 class TrainerClient:
-    """Commands for one trainer. Not thread-safe; one call at a time.
+    """Commands for one trainer. Not thread-safe: one call at a time, from whichever thread.
 
     Example:
         client = TrainerClient("ipc:///run/flexfloor/trainer.sock", is_alive=lambda: process.poll() is None)
@@ -103,6 +107,25 @@ class TrainerClient:
         """Logprobs of each response token by the current weights, in the order of `sequences`."""
         return self._call(m.LogprobsMsg(list(sequences)), list[list[float]], deadline_s)
 
+    def group_logprobs(
+        self,
+        groups: Sequence[m.LogprobGroup],
+        *,
+        weight_version: int,
+        needs_reference: bool,
+        deadline_s: float | None = None,
+        is_wanted: Callable[[], bool] | None = None,
+    ) -> m.GroupLogprobs:
+        """Old and reference logprobs of complete prompt groups, for a later `train_step` to be given.
+
+        Refused unless `weight_version` is the last one synced and nothing has changed the weights since.
+
+        Args:
+            is_wanted: asked several times a second; False gives the call up with CallAbandoned.
+        """
+        message = m.GroupLogprobsMsg(weight_version, needs_reference, list(groups))
+        return self._call(message, m.GroupLogprobs, deadline_s, is_wanted)
+
     def sync_weights(
         self, weight_version: int, server_url: str, *, deadline_s: float | None = None
     ) -> m.SyncStats:
@@ -130,17 +153,25 @@ class TrainerClient:
         """End the trainer. It answers before its processes exit."""
         self._call(m.ShutdownMsg(), type(None), deadline_s)
 
-    def _call(self, request: m.Request, result: type[Result], deadline_s: float | None) -> Result:
+    def _call(
+        self,
+        request: m.Request,
+        result: type[Result],
+        deadline_s: float | None,
+        is_wanted: Callable[[], bool] | None = None,
+    ) -> Result:
         limit_s = self._deadline_s if deadline_s is None else deadline_s
         self._num_calls += 1
         call_id = self._num_calls.to_bytes(8, "big")
         self._socket.send_multipart([call_id, msgspec.msgpack.encode(request)])
-        status, body = self._receive(call_id, type(request).__name__, limit_s)
+        status, body = self._receive(call_id, type(request).__name__, limit_s, is_wanted)
         if status == m.OK:
             return msgspec.msgpack.decode(body, type=result)
         raise _as_exception(msgspec.msgpack.decode(body, type=m.ErrorMsg))
 
-    def _receive(self, call_id: bytes, name: str, limit_s: float) -> tuple[bytes, bytes]:
+    def _receive(
+        self, call_id: bytes, name: str, limit_s: float, is_wanted: Callable[[], bool] | None
+    ) -> tuple[bytes, bytes]:
         end_s = time.monotonic() + limit_s
         while True:
             left_s = end_s - time.monotonic()
@@ -148,6 +179,8 @@ class TrainerClient:
                 raise DeadlineExceeded(
                     f"{name}: no answer from the trainer at {self.endpoint} in {limit_s:g} s"
                 )
+            if is_wanted is not None and not is_wanted():
+                raise CallAbandoned(f"{name}: given up before the trainer at {self.endpoint} answered")
             if self._socket.poll(int(1000 * min(POLL_S, left_s)) + 1):
                 answered_id, status, body = self._socket.recv_multipart()
                 if answered_id == call_id:

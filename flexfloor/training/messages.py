@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from flexfloor.types import TrainSequence
+from flexfloor.types import TrainerLogprobs, TrainSequence
 
 OK = b"ok"
 ERROR = b"error"
@@ -33,6 +33,24 @@ class TrainStepMsg(msgspec.Struct, tag=True, frozen=True):
 
 class LogprobsMsg(msgspec.Struct, tag=True, frozen=True):
     sequences: list[TrainSequence]
+
+
+class LogprobGroup(msgspec.Struct, frozen=True):
+    """A prompt group whose responses have all finished: what logprobs are computed by.
+
+    It is packed by itself, so its logprobs do not depend on when, or with which others, they are asked for.
+    """
+
+    sequences: list[TrainSequence]
+    needs_old: bool
+
+
+class GroupLogprobsMsg(msgspec.Struct, tag=True, frozen=True):
+    """Refused unless the trainer's weights are those of `weight_version`."""
+
+    weight_version: int
+    needs_reference: bool
+    groups: list[LogprobGroup]
 
 
 class SyncWeightsMsg(msgspec.Struct, tag=True, frozen=True):
@@ -65,6 +83,7 @@ Request = (
     InfoMsg
     | TrainStepMsg
     | LogprobsMsg
+    | GroupLogprobsMsg
     | SyncWeightsMsg
     | WeightChecksumMsg
     | SaveHfMsg
@@ -119,6 +138,17 @@ class TrainStats:
     """Response tokens."""
     num_optimizer_steps: int
     learning_rate: float
+    seconds: float
+    logprob_seconds: float
+    """Part of `seconds` that went into old and reference logprobs; 0 where all were given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLogprobs:
+    """The answer to a GroupLogprobsMsg."""
+
+    logprobs: list[TrainerLogprobs]
+    """Group by group, in their order."""
     seconds: float
 
 

@@ -36,7 +36,9 @@ class StepTotals:
         """# [8], on the CPU"""
         return self._sums.clone()
 
-    def stats(self, summed: Tensor, *, learning_rate: float, seconds: float) -> TrainStats:
+    def stats(
+        self, summed: Tensor, *, learning_rate: float, seconds: float, logprob_seconds: float
+    ) -> TrainStats:
         loss, tokens, clipped, capped, neg_logprob, kl, diff, known = summed.tolist()
         num_tokens = max(tokens, 1.0)
         return TrainStats(
@@ -51,6 +53,7 @@ class StepTotals:
             num_optimizer_steps=self.num_optimizer_steps,
             learning_rate=learning_rate,
             seconds=seconds,
+            logprob_seconds=logprob_seconds,
         )
 
 

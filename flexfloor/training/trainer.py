@@ -82,6 +82,8 @@ class RankLoop:
     def __init__(self, spec: TrainerSpec, engine: "TrainerEngine") -> None:
         self._spec = spec
         self._engine = engine
+        self._weight_version: int | None = None
+        """Last synced; None where the weights have changed since."""
         self._pusher = WeightPusher(
             spec.trainer.weight_sync,
             backend="gloo" if spec.device is Device.cpu else "nccl",
@@ -148,8 +150,12 @@ class RankLoop:
         if isinstance(request, m.TrainStepMsg):
             is_grpo = request.objective is m.Objective.grpo
             self._engine.check(request.sequences, needs_logprobs=is_grpo)
+            if is_grpo:
+                self._engine.check_given(request.sequences, self._weight_version)
         elif isinstance(request, m.LogprobsMsg):
             self._engine.check(request.sequences, needs_logprobs=False)
+        elif isinstance(request, m.GroupLogprobsMsg):
+            self._engine.check_groups(request, self._weight_version)
         elif isinstance(request, m.LoadCheckpointMsg) and not Path(request.path, "metadata.json").is_file():
             raise SequenceError(f"{request.path} holds no distributed checkpoint")
 
@@ -163,11 +169,18 @@ class RankLoop:
     def _run(self, request: m.Request) -> Any:
         match request:
             case m.TrainStepMsg(sequences, objective, learning_rate):
+                self._weight_version = None
                 return self._engine.train_step(sequences, objective, learning_rate)
             case m.LogprobsMsg(sequences):
                 return self._engine.logprobs(sequences)
+            case m.GroupLogprobsMsg(version, needs_reference, groups):
+                return self._engine.group_logprobs(
+                    groups, weight_version=version, needs_reference=needs_reference
+                )
             case m.SyncWeightsMsg():
-                return self._sync_weights(request)
+                result = self._sync_weights(request)
+                self._weight_version = request.weight_version
+                return result
             case m.WeightChecksumMsg():
                 return self._engine.weight_checksum()
             case m.SaveHfMsg(path):
@@ -175,6 +188,7 @@ class RankLoop:
             case m.SaveCheckpointMsg(path):
                 return self._engine.save_checkpoint(path)
             case m.LoadCheckpointMsg(path):
+                self._weight_version = None
                 return self._engine.load_checkpoint(path)
         raise AssertionError(f"unhandled request {request}")
 

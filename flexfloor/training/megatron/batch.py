@@ -1,7 +1,7 @@
 """Tensors of one microbatch: sequences packed end to end, and what the loss needs of the responses."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise, repeat
 
 import torch
@@ -84,6 +84,23 @@ def build_microbatch(
         weights=column(_per_token([weights[index] for index in indices], real)),
         advantages=column(_per_token([sequence.advantage for sequence in real], real)),
         rollout_logprobs=column(_rollout_logprobs(real)),
+    )
+
+
+def with_given(
+    batch: Microbatch, sequences: Sequence[TrainSequence], *, needs_old: bool, needs_reference: bool
+) -> Microbatch:
+    """`batch` with the logprobs that its sequences were given; `check_given` has seen to it that they fit."""
+    given = [logprobs for index in batch.indices if (logprobs := sequences[index].given) is not None]
+
+    def column(values: list[tuple[float, ...] | None]) -> Tensor:
+        flat = list(chain.from_iterable(part for part in values if part is not None))
+        return torch.tensor(flat, dtype=torch.float32, device=batch.weights.device)
+
+    return replace(
+        batch,
+        old_logprobs=column([logprobs.old for logprobs in given]) if needs_old else None,
+        reference_logprobs=column([logprobs.reference for logprobs in given]) if needs_reference else None,
     )
 
 

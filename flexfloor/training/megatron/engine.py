@@ -4,6 +4,7 @@ import datetime
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from flexfloor.config.schema import LossAgg
 from flexfloor.training.checksum import WeightChecksum
+from flexfloor.training.given import check_given, check_groups, in_request_order
 from flexfloor.training.hf_folder import count_parameters, write_hf_folder
 from flexfloor.training.launch import TrainerSpec
 from flexfloor.training.loss import LossSums, TokenBatch, grpo_loss, nll_loss, token_weights
-from flexfloor.training.megatron.batch import Microbatch, build_microbatch
+from flexfloor.training.megatron.batch import Microbatch, build_microbatch, with_given
 from flexfloor.training.megatron.bridge import export_hf_weights
 from flexfloor.training.megatron.checkpoint import load_checkpoint, save_checkpoint
 from flexfloor.training.megatron.model import (
@@ -26,8 +28,21 @@ from flexfloor.training.megatron.model import (
     set_learning_rate,
 )
 from flexfloor.training.megatron.reference import ReferenceWeights
-from flexfloor.training.megatron.step import LossFunction, forward_logprobs, holds_losses, optimizer_step
-from flexfloor.training.messages import Objective, TrainerInfo, TrainStats
+from flexfloor.training.megatron.step import (
+    LossFunction,
+    forward_logprobs,
+    gather_logprobs,
+    holds_losses,
+    optimizer_step,
+)
+from flexfloor.training.messages import (
+    GroupLogprobs,
+    GroupLogprobsMsg,
+    LogprobGroup,
+    Objective,
+    TrainerInfo,
+    TrainStats,
+)
 from flexfloor.training.packing import check_sequences, num_input_tokens, plan_step, split_minibatches
 from flexfloor.training.step_totals import StepTotals
 from flexfloor.types import TrainSequence
@@ -72,6 +87,21 @@ class TrainerEngine:
             needs_logprobs=needs_logprobs,
         )
 
+    def check_given(self, sequences: Sequence[TrainSequence], weight_version: int | None) -> None:
+        """Raises SequenceError for logprobs that a step must not take. Needs no other rank."""
+        check_given(sequences, weight_version=weight_version, algorithm=self.spec.algorithm)
+
+    def check_groups(self, request: GroupLogprobsMsg, weight_version: int | None) -> None:
+        """Raises SequenceError. Needs no other rank."""
+        check_groups(
+            request.groups,
+            asked_version=request.weight_version,
+            weight_version=weight_version,
+            needs_reference=request.needs_reference,
+            has_reference=self._reference is not None,
+        )
+        self.check([one for group in request.groups for one in group.sequences], needs_logprobs=False)
+
     def train_step(
         self, sequences: Sequence[TrainSequence], objective: Objective, learning_rate: float | None
     ) -> TrainStats:
@@ -80,30 +110,48 @@ class TrainerEngine:
         rate = self.spec.trainer.learning_rate if learning_rate is None else learning_rate
         set_learning_rate(self.model.optimizer, rate)
         totals = StepTotals()
+        logprob_seconds = 0.0
         with device_context(self.spec.device):
             if objective is Objective.nll:
                 self._nll_step(sequences, totals)
             else:
-                self._grpo_steps(sequences, totals)
+                logprob_seconds = self._grpo_steps(sequences, totals)
         self.num_steps += totals.num_optimizer_steps
         summed = totals.as_tensor()
         dist.all_reduce(summed, group=self.control_group)
-        return totals.stats(summed, learning_rate=rate, seconds=time.perf_counter() - started_at_s)
+        return totals.stats(
+            summed,
+            learning_rate=rate,
+            seconds=time.perf_counter() - started_at_s,
+            logprob_seconds=logprob_seconds,
+        )
 
     def logprobs(self, sequences: Sequence[TrainSequence]) -> list[list[float]]:
         """Of each response token, in the order of `sequences`; on rank 0, elsewhere empty."""
         with device_context(self.spec.device):
             batches = self._pack(sequences, [0.0] * len(sequences))
             outputs = forward_logprobs(self.model, batches)
-        mine: dict[int, list[float]] = {}
-        if holds_losses():
-            for batch, output in zip(batches, outputs, strict=True):
-                pieces = torch.split(output.float().cpu(), list(batch.response_lengths))
-                mine.update(zip(batch.indices, (piece.tolist() for piece in pieces), strict=True))
-        gathered: list[dict[int, list[float]]] = [{} for _ in range(dist.get_world_size())]
-        dist.gather_object(mine, gathered if dist.get_rank() == 0 else None, group=self.control_group)
-        merged = {index: values for part in gathered for index, values in part.items()}
+        merged = gather_logprobs(batches, outputs, self.control_group)
         return [merged[index] for index in range(len(sequences))] if dist.get_rank() == 0 else []
+
+    def group_logprobs(
+        self, groups: Sequence[LogprobGroup], *, weight_version: int, needs_reference: bool
+    ) -> GroupLogprobs:
+        """What a `train_step` on these groups will need; nothing on ranks but 0."""
+        started_at_s = time.perf_counter()
+        starts = accumulate((len(group.sequences) for group in groups), initial=0)
+        placed = list(zip(starts, groups, strict=False))
+        reference: dict[int, list[float]] = {}
+        with device_context(self.spec.device):
+            old = self._by_group([(start, group) for start, group in placed if group.needs_old])
+            if needs_reference:
+                assert self._reference is not None, "refused before"
+                with self._reference.in_place():
+                    reference = self._by_group(placed)
+        return GroupLogprobs(
+            logprobs=in_request_order(groups, old, reference, weight_version),
+            seconds=time.perf_counter() - started_at_s,
+        )
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight by its Hugging Face name; all ranks must run it to its end together."""
@@ -132,26 +180,64 @@ class TrainerEngine:
         with device_context(self.spec.device):
             self.num_steps = load_checkpoint(self.model, path)
 
-    def _grpo_steps(self, sequences: Sequence[TrainSequence], totals: StepTotals) -> None:
-        """All optimizer steps of one rollout step.
+    def _grpo_steps(self, sequences: Sequence[TrainSequence], totals: StepTotals) -> float:
+        """All optimizer steps of one rollout step; returns the seconds that went into logprobs before them.
 
         Old logprobs are those of the weights at its start. In the first optimizer step they are the current
         ones, so only the later steps' sequences need a forward pass of their own. With importance sampling
-        off, the rollout's logprobs are taken as old, and no pass is needed.
+        off, the rollout's logprobs are taken as old, and no pass is needed. What was given is not computed.
         """
         algorithm = self.spec.algorithm
-        steps = []
-        for block in split_minibatches(len(sequences), algorithm.num_minibatches):
-            part = [sequences[index] for index in block]
-            steps.append(self._pack(part, self._weights(part, algorithm.loss_agg)))
-        if algorithm.importance_cap is not None:
-            steps[1:] = [self._with_old_logprobs(batches) for batches in steps[1:]]
-        if self._reference is not None:
-            with self._reference.in_place():
-                steps = [self._with_reference_logprobs(batches) for batches in steps]
+        blocks = split_minibatches(len(sequences), algorithm.num_minibatches)
+        parts = [[sequences[index] for index in block] for block in blocks]
+        steps = [self._pack(part, self._weights(part, algorithm.loss_agg)) for part in parts]
+        logprob_seconds = 0.0
+        if sequences[0].given is None:
+            started_at_s = time.perf_counter()
+            steps = self._with_logprobs(steps)
+            logprob_seconds = time.perf_counter() - started_at_s
+        else:
+            steps = [
+                self._take_given(batches, part, is_first=number == 0)
+                for number, (batches, part) in enumerate(zip(steps, parts, strict=True))
+            ]
         for number, batches in enumerate(steps):
             knows_old = number == 0 or algorithm.importance_cap is not None
             self._optimize(batches, self._grpo_loss, totals, knows_old=knows_old)
+        return logprob_seconds
+
+    def _with_logprobs(self, steps: list[list[Microbatch]]) -> list[list[Microbatch]]:
+        """All microbatches of the optimizer steps with the old and reference logprobs that they need."""
+        if self.spec.algorithm.importance_cap is not None:
+            steps = [steps[0], *(self._with_old_logprobs(batches) for batches in steps[1:])]
+        if self._reference is not None:
+            with self._reference.in_place():
+                steps = [self._with_reference_logprobs(batches) for batches in steps]
+        return steps
+
+    def _take_given(
+        self, batches: list[Microbatch], part: Sequence[TrainSequence], *, is_first: bool
+    ) -> list[Microbatch]:
+        needs_old = not is_first and self.spec.algorithm.importance_cap is not None
+        needs_reference = self._reference is not None
+        return [
+            with_given(batch, part, needs_old=needs_old, needs_reference=needs_reference) for batch in batches
+        ]
+
+    def _by_group(self, placed: Sequence[tuple[int, LogprobGroup]]) -> dict[int, list[float]]:
+        """Logprobs by the weights in place, each group packed by itself; on rank 0, elsewhere empty.
+
+        Args:
+            placed: (index of the group's first sequence, group).
+        """
+        batches = [
+            replace(batch, indices=tuple(start + index for index in batch.indices))
+            for start, group in placed
+            for batch in self._pack(group.sequences, [0.0] * len(group.sequences))
+        ]
+        if not batches:
+            return {}
+        return gather_logprobs(batches, forward_logprobs(self.model, batches), self.control_group)
 
     def _nll_step(self, sequences: Sequence[TrainSequence], totals: StepTotals) -> None:
         batches = self._pack(sequences, self._weights(sequences, LossAgg.token_mean))

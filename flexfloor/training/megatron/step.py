@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
@@ -35,6 +36,23 @@ def forward_logprobs(model: TrainedModel, batches: Sequence[Microbatch]) -> list
     with torch.no_grad():
         outputs: list[Tensor] = _run(model, batches, keep, forward_only=True)
     return outputs
+
+
+def gather_logprobs(
+    batches: Sequence[Microbatch], outputs: Sequence[Tensor], group: dist.ProcessGroup
+) -> dict[int, list[float]]:
+    """By the sequences' indices, what `forward_logprobs` gave all ranks; on rank 0, elsewhere empty.
+
+    Collective over `group`, which spans all ranks.
+    """
+    mine: dict[int, list[float]] = {}
+    if holds_losses():
+        for batch, output in zip(batches, outputs, strict=True):
+            pieces = torch.split(output.float().cpu(), list(batch.response_lengths))
+            mine.update(zip(batch.indices, (piece.tolist() for piece in pieces), strict=True))
+    gathered: list[dict[int, list[float]]] = [{} for _ in range(dist.get_world_size())]
+    dist.gather_object(mine, gathered if dist.get_rank() == 0 else None, group=group)
+    return {index: values for part in gathered for index, values in part.items()}
 
 
 def optimizer_step(

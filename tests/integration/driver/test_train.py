@@ -21,6 +21,8 @@ from flexfloor.types import Response
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 NUM_STEPS = 5
+# Several optimizer steps and a reference model: there are logprobs to compute before a step trains.
+LEARNS = [*SMALL, "algorithm.num_minibatches=3", "algorithm.kl_coef=0.01"]
 RESPONSES_PER_STEP = 15
 
 
@@ -80,11 +82,11 @@ def test_a_dead_rank_ends_the_run_with_its_story_and_nothing_is_left_running(tmp
 def finished(
     shared_server: SharedServer, shared_server_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Job:
-    """A run of five steps to its end with an elastic group, on the shared server."""
+    """A run of five steps to its end with an elastic group whose released workers are used."""
     folder = tmp_path_factory.mktemp("train") / "finished"
     attach = [f"cluster.server_url={shared_server_url}"]
     attach += [f"membership.folder={shared_server.membership_folder}"]
-    with running_job(folder, [*SMALL, *attach, f"num_steps={NUM_STEPS}"]) as job:
+    with running_job(folder, [*LEARNS, *attach, "release=logprobs", f"num_steps={NUM_STEPS}"]) as job:
         assert job.wait(START_DEADLINE_S + NUM_STEPS * 30) == 0, job.text
     return job
 
@@ -136,6 +138,21 @@ def test_ranks_leave_and_count_for_less(finished: Job) -> None:
     assert "a static group" in finished.text
 
 
+def test_logprobs_were_computed_while_workers_were_away_and_not_again(finished: Job) -> None:
+    records = read_metrics(finished.run_dir)
+    # Some step may end before a group is complete and a worker away.
+    assert sum(record["logprobs/num_early_groups"] for record in records) > 0
+    for record in records:
+        assert record["train/logprob_s"] == 0.0
+        assert record["train/kl"] > 0
+        # With a reference model every group needs logprobs.
+        assert record["logprobs/num_groups"] * 3 == record["rollout/num_responses"]
+        early = record["logprobs/num_early_groups"] > 0
+        assert (record["logprobs/saved_s"] > 0) is early
+        assert (record["logprobs/early_token_share"] > 0) is early
+    assert "logprob seconds inside the rollout" in finished.text
+
+
 def test_the_weights_change_in_every_step(finished: Job) -> None:
     assert len(set(checksums(finished))) == NUM_STEPS + 1
 
@@ -178,7 +195,8 @@ def test_a_static_group_draws_the_same_and_ctrl_c_ends_all_in_time(
     finished: Job, shared_server_url: str, tmp_path: Path
 ) -> None:
     attach = f"cluster.server_url={shared_server_url}"
-    with running_job(tmp_path / "again", [*SMALL, attach, "membership=static", "num_steps=1000"]) as job:
+    """Its training computes old and reference logprobs itself, and comes to the same."""
+    with running_job(tmp_path / "again", [*LEARNS, attach, "membership=static", "num_steps=1000"]) as job:
         job.wait_for_steps(NUM_STEPS)
         children = job.descendants()
         assert children
@@ -188,7 +206,8 @@ def test_a_static_group_draws_the_same_and_ctrl_c_ends_all_in_time(
     for step in range(NUM_STEPS):
         assert drawn(job.run_dir, step) == drawn(finished.run_dir, step)
     first, second = (read_metrics(item.run_dir)[:NUM_STEPS] for item in (finished, job))
-    for name in ("reward/mean", "train/loss", "train/grad_norm", "train/entropy"):
+    for name in ("reward/mean", "train/loss", "train/grad_norm", "train/entropy", "train/kl"):
         assert [record[name] for record in second] == pytest.approx(
             [record[name] for record in first], abs=1e-4
         )
+    assert all(record["train/logprob_s"] > 0 for record in second)

@@ -24,6 +24,7 @@ COMMAND_LINES = {
     "parquet": ["experiment=qwen3_30b_a3b_8xh200", *MATH, "data=parquet"],
     "release_exit": ["experiment=quickstart", *ELASTIC, "release=exit"],
     "release_command": ["experiment=quickstart", *ELASTIC, "release=command", "release.command=[true]"],
+    "release_logprobs": ["experiment=quickstart", *ELASTIC, "release=logprobs"],
     "release_slurm": [
         "experiment=quickstart",
         *ELASTIC,

@@ -24,7 +24,9 @@ def test_means_over_two_ranks_and_two_optimizer_steps() -> None:
     for totals, share in zip(ranks, (1.0, 3.0), strict=True):
         totals.add([sums(0.25 * share, 4 * share, diff=2.0 * share)], grad_norm=1.0, knows_old=True)
         totals.add([sums(0.5 * share, 6 * share, diff=99.0)], grad_norm=3.0, knows_old=False)
-    stats = ranks[0].stats(sum(r.as_tensor() for r in ranks), learning_rate=1e-4, seconds=2.0)
+    stats = ranks[0].stats(
+        sum(r.as_tensor() for r in ranks), learning_rate=1e-4, seconds=2.0, logprob_seconds=0.5
+    )
     assert stats.loss == pytest.approx((0.25 * 4 + 0.5 * 4) / 2)
     assert stats.grad_norm == 2.0
     assert stats.num_tokens == 40
