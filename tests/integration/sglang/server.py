@@ -31,7 +31,7 @@ class Server:
         """Return once the warm-up request has run. Raises with the log's tail if the server ends first."""
         assert self.process is not None
         give_up_at_s = time.monotonic() + deadline_s
-        while not self._is_ready():
+        while not self.is_ready():
             self.process.check()
             if time.monotonic() > give_up_at_s:
                 log = tail(self.process.log_path)
@@ -62,7 +62,7 @@ class Server:
         """Whether every rank was idle and has flushed its cache."""
         return requests.post(f"{self.url}/flush_cache", timeout=REQUEST_DEADLINE_S).status_code == 200
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
         try:
             return requests.get(f"{self.url}/health", timeout=5).status_code == 200
         except requests.RequestException:
