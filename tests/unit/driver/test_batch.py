@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from flexfloor.config.schema import AdvantageNorm, Collectives, RolloutConfig
 from flexfloor.driver.batch import sampling_seed, step_requests, train_sequences
 from flexfloor.driver.prompts import TokenizedPrompt
-from flexfloor.types import FinishReason, Prompt, Response, ResponseRequest
+from flexfloor.types import FinishReason, Prompt, Response, ResponseRequest, TrainerLogprobs
 
 
 def prompt(name: str, *token_ids: int) -> TokenizedPrompt:
@@ -97,3 +97,22 @@ def test_a_missing_response_is_an_error_not_a_shorter_batch() -> None:
     ended = {requests[0].response_id: response(requests[0], 5)}
     with pytest.raises(KeyError, match="0/a/1"):
         train_sequences(requests, ended, {"0/a/0": 1.0}, AdvantageNorm.group_mean)
+
+
+def test_logprobs_computed_ahead_go_to_their_own_response() -> None:
+    requests = step_requests([prompt("a", 1)], rollout_step=0, run_seed=0, rollout=rollout(2))
+    ended = {request.response_id: response(request, 5) for request in requests}
+    ahead = {
+        name: TrainerLogprobs(response_id=name, weight_version=0, old=(-float(index),), reference=None)
+        for index, name in enumerate(reversed(list(ended)))
+    }
+    rewards = dict.fromkeys(ended, 1.0)
+    sequences = train_sequences(requests, ended, rewards, AdvantageNorm.group_mean, ahead)
+    assert [sequence.response_id for sequence in sequences] == ["0/a/0", "0/a/1"]
+    assert [sequence.given for sequence in sequences] == [ahead["0/a/0"], ahead["0/a/1"]]
+    assert all(
+        one.given is None for one in train_sequences(requests, ended, rewards, AdvantageNorm.group_mean)
+    )
+    del ahead["0/a/1"]
+    with pytest.raises(KeyError, match="0/a/1"):
+        train_sequences(requests, ended, rewards, AdvantageNorm.group_mean, ahead)
