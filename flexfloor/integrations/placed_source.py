@@ -23,6 +23,7 @@ class PlacedSource:
         self._fleet = fleet
         self._lengths = lengths
         self._spread = Spread(fleet.open_seats())
+        self._num_batches = 0
         self._running: dict[int, tuple[Seat, float]] = {}
         """By the sample's identity: slime hands on the very objects that it got."""
 
@@ -36,8 +37,9 @@ class PlacedSource:
         """Groups as the inner source gives them; samples in them that have not ended get their seats."""
         groups: list[list[Any]] = self._inner.get_samples(num_samples)
         samples = [sample for group in groups for sample in group if sample.status.value not in _ENDED]
-        if self._running:
+        if self._num_batches:
             self._look_again()
+        self._num_batches += 1
         expected = [self._lengths.expected_tokens(sample) for sample in samples]
         for sample, seat, tokens in zip(samples, self._spread.place(expected), expected, strict=True):
             self._running[id(sample)] = seat, tokens
