@@ -36,6 +36,7 @@ def read(sources: Sources) -> Facts:
         "request_fields": _request_fields(sources),
         "server_args": dict_keys(launch),
         "launch_keywords": _launch_keywords(launch),
+        "opens_weight_sessions": "begin_weight_update" in sources.text(_SERVER) + sources.text(_ROLLOUT),
         "engine_attributes": _engine_attributes(launch),
         "sglang_imports": sorted(
             {*imported(sources.tree(_SERVER), "sglang"), *imported(sources.tree(_ROLLOUT), "sglang")}

@@ -39,6 +39,8 @@ class FakeEngine:
     members: list[int] = field(default_factory=list)
     is_begun: bool = False
     url: str = ""
+    workers: tuple[str, ...] = ()
+    """What a router lists. Default: itself."""
     num_inflight: int = 0
 
     def __post_init__(self) -> None:
@@ -95,7 +97,7 @@ class FakeEngine:
         return web.json_response({"loads": [{"dp_rank": 0, "num_reqs": self.num_inflight}]})
 
     async def _workers(self, _request: web.Request) -> web.Response:
-        return web.json_response({"workers": [{"url": self.url}]})
+        return web.json_response({"workers": [{"url": url} for url in self.workers or (self.url,)]})
 
     async def _membership(self, _request: web.Request) -> web.Response:
         states = {str(rank): "active" if rank in self.members else "parked" for rank in range(self.num_ranks)}

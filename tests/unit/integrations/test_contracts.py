@@ -102,8 +102,14 @@ def test_a_key_or_value_that_cannot_be_is_named(config: dict[str, Any]) -> None:
         FlexfloorRouter({}, {"router_class": "x", "poll_s": 0, **config})
 
 
-def test_what_verl_uses_of_sglang_is_in_the_installed_one() -> None:
-    """So the pin to SGLang 0.5.12 in verl's metadata is the only thing known that keeps them apart."""
+def test_verl_does_not_open_the_weight_sessions_that_the_installed_sglang_wants() -> None:
+    """Besides the pin to SGLang 0.5.12 this keeps them apart: its weight updates would be refused."""
+    assert VERL["opens_weight_sessions"] is False
+    updater = "sglang/srt/managers/scheduler_components/weight_updater.py"
+    assert "begin_weight_update() and end_weight_update()" in Sources(verify.installed_root()).text(updater)
+
+
+def test_what_verl_names_of_sglang_is_in_the_installed_one() -> None:
     root = verify.installed_root()
     missing = [name for name in VERL["sglang_imports"] if not used_names.has_name(root, *name.split(":"))]
     assert missing == [
@@ -177,9 +183,7 @@ def test_a_difference_is_shown(
 def test_the_installed_package_is_what_was_recorded(package: str, read: Any, record: dict[str, Any]) -> None:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip(
-            f"{package} IS NOT INSTALLED: only its record was checked; see scripts/check_foreign.py"
-        )
+        pytest.skip(f"{package} IS NOT INSTALLED: only its record was checked; see scripts/check_foreign.py")
     found = read(Sources(Path(next(iter(spec.submodule_search_locations))).parent))
     assert found == {name: record[name] for name in found}
 
