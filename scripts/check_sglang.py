@@ -12,7 +12,7 @@ import argparse
 import sys
 import tempfile
 import zipfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from sglang_patches import used_names, verify
 from sglang_patches.catalog import PATCHES
 from sglang_patches.used_names import UsedName
 from sglang_patches.verify import RowReport, RowState
+
+_STATES = ("same", "changed", "missing")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,17 +72,16 @@ def report(version: str, rows: Sequence[RowReport], missing: Sequence[UsedName])
 
 def page(checked: Sequence[tuple[str, Sequence[RowReport], Sequence[UsedName]]]) -> str:
     """A row per target: same as the catalog's, changed, or missing, in each version."""
+    columns = [_cells(rows) for _, rows, _ in checked]
+    counts = [" / ".join(str(list(column.values()).count(state)) for state in _STATES) for column in columns]
     lines = [
         "| target | " + " | ".join(version for version, _, _ in checked) + " |",
         "|---|" + "---|" * len(checked),
+        f"| **{' / '.join(_STATES)}** | {' | '.join(counts)} |",
     ]
-    seen: set[str] = set()
-    for index, patch in enumerate(PATCHES):
-        if patch.target in seen:
-            continue
-        seen.add(patch.target)
-        cells = [_cell(rows[index], patch.checked.values()) for _, rows, _ in checked]
-        lines.append(f"| `{patch.target.removeprefix('sglang.srt.')}` | {' | '.join(cells)} |")
+    for target in columns[0]:
+        cells = [column[target] for column in columns]
+        lines.append(f"| `{target.removeprefix('sglang.srt.')}` | {' | '.join(cells)} |")
     lacking = [{str(used) for used in missing} for _, _, missing in checked]
     for name in sorted(set().union(*lacking)):
         cells = ["missing" if name in names else "there" for names in lacking]
@@ -88,10 +89,13 @@ def page(checked: Sequence[tuple[str, Sequence[RowReport], Sequence[UsedName]]])
     return "\n".join(lines)
 
 
-def _cell(row: RowReport, known: Collection[str]) -> str:
-    if row.found_digest is None:
-        return "missing"
-    return "same" if row.found_digest in known else "changed"
+def _cells(rows: Sequence[RowReport]) -> dict[str, str]:
+    """By target, once each, in the order of the catalog."""
+    cells: dict[str, str] = {}
+    for patch, row in zip(PATCHES, rows, strict=True):
+        same = row.found_digest in patch.checked.values()
+        cells[patch.target] = "missing" if row.found_digest is None else "same" if same else "changed"
+    return cells
 
 
 if __name__ == "__main__":

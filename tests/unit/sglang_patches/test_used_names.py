@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 from sglang_patches import used_names, verify
+from sglang_patches.catalog import PATCHES
 from sglang_patches.used_names import UsedName
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "check_sglang.py"
@@ -105,5 +106,7 @@ def test_the_installed_sglang_passes_and_the_table_marks_what_differs(
     lines = script.page([installed, script.check(root)]).splitlines()
     assert lines[0] == f"| target | {verify.installed_version(verify.installed_root())} | 1.2.3 |"
     assert "| `managers.scheduler.Scheduler.run_batch` | same | missing |" in lines
+    num_targets = len({patch.target for patch in PATCHES})
+    assert f"| **same / changed / missing** | {num_targets} / 0 / 0 | 0 / 0 / {num_targets} |" in lines
     assert "| name `runtime_context:get_parallel` | there | missing |" in lines
     assert len(lines) == len(set(lines))
