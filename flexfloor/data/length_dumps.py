@@ -200,7 +200,7 @@ def _prompt_id(
 ) -> str:
     if options.id_field is None:
         known = (options.prompt_ids or {}).get(question)
-        return known or content_id(question, _answer_text(answer))
+        return known or content_id(question, answer_text(answer))
     metadata = record.get("metadata")
     value = record.get(options.id_field)
     if value is None and isinstance(metadata, Mapping):
@@ -210,7 +210,8 @@ def _prompt_id(
     return str(value)
 
 
-def _answer_text(answer: object) -> str:
+def answer_text(answer: object) -> str:
+    """A label as the text that a prompt's id is made of."""
     if answer is None or isinstance(answer, str):
         return answer or ""
     return json.dumps(answer, sort_keys=True, default=str)
