@@ -34,7 +34,7 @@ def blocks(kind: str) -> Iterator[tuple[str, str]]:
 
 REFUSALS = [
     (page, *text.strip().removeprefix("$ flexfloor-train ").split("\nerror: "))
-    for page, text in blocks("text")
+    for page, text in blocks("console")
     if text.startswith("$ flexfloor-train ")
 ]
 
