@@ -31,7 +31,8 @@ export PATH="$PWD/.venv/bin:$PATH"
 step ruff check .
 step mypy
 step lint-imports
-# Refuses links that lead nowhere and pages that are in no menu. The theme advertises its successor otherwise.
+# Refuses links that lead nowhere and pages that are in no menu; with --quiet it would not count them. The theme
+# advertises its successor unless told not to.
 export NO_MKDOCS_2_WARNING=1
-step mkdocs build --strict --quiet
+step mkdocs build --strict
 step pytest -m "$marks" "${paths[@]}" "$@"
