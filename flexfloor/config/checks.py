@@ -11,6 +11,9 @@ from flexfloor.errors import ConfigError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+MAX_SEED = 2**31
+"""Exclusive: sampling seeds have 31 bits."""
+
 
 def require(holds: bool, key: str, value: object, problem: str, fix: str) -> None:
     if not holds:

@@ -16,6 +16,8 @@ NO_CHECKPOINT = "none"
 
 @dataclass(kw_only=True)
 class PlanConfig:
+    """Sizes of a model and of a machine, and what must be in memory at once."""
+
     cluster: ClusterConfig = MISSING
     model: ModelConfig = MISSING
     num_ranks: int | None = None

@@ -10,13 +10,18 @@ from flexfloor.config.choices import Batching, ClockName, Placement, ReleaseRule
 
 @dataclass(kw_only=True)
 class SchedulingConfig:
+    """Which prompts share a step, which rank serves which response, who leaves when."""
+
     batching: Batching = Batching.fifo
+    """Which prompts share a step."""
     window_steps: int = 4
     """Prompts are sorted by expected length within so many steps of the data's order (`length_bucketed`)."""
     min_rank_correlation: float = 0.3
     """Below this rank correlation of prediction and length, bucketing is off."""
     placement: Placement = MISSING
+    """Which rank serves which response."""
     starting_size: StartingSize = StartingSize.full
+    """With how many ranks a step of an elastic group starts."""
     release: ReleaseRule = ReleaseRule.drained
     """Of an elastic group; a static one releases nobody."""
     price: float | None = None
@@ -26,14 +31,16 @@ class SchedulingConfig:
     moving: bool = True
     """Unfinished responses may be continued on another rank, so that theirs can leave."""
     decision_interval_iterations: int = 16
+    """The release policy looks at the group every so many iterations, and when a rank has drained."""
     clock: ClockName = ClockName.auto
+    """What an iteration costs, for every decision that weighs time."""
     model_tokens_per_token: int = 1
     """One token here stands for so many of the model that `clock` prices; for tiny models with short
     responses only."""
     history: str | None = None
     """SQLite file of response lengths, kept over runs; null = in the run directory."""
     dataset: str | None = None
-    """Name of the data in the history; null = made from `data.source`, `path`, `task` and `seed`."""
+    """Name of the data in the history; null = `data.source`, `data.path` and `data.task`."""
 
     def __post_init__(self) -> None:
         complete(self, "scheduling")

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from flexfloor.config.addresses import check_attachments, check_server_url, check_trainer_endpoint
+from flexfloor.config.checks import MAX_SEED as MAX_SEED
 from flexfloor.config.checks import at_least, complete, positive, require, within
 from flexfloor.config.choices import AdvantageNorm as AdvantageNorm
 from flexfloor.config.choices import Collectives as Collectives
@@ -23,12 +24,12 @@ from flexfloor.config.choices import ModelSource as ModelSource
 from flexfloor.config.choices import Placement as Placement
 from flexfloor.config.choices import WeightSyncPath as WeightSyncPath
 from flexfloor.config.data_rules import check_reward, check_source
+from flexfloor.config.model import ModelConfig as ModelConfig
+from flexfloor.config.model import TinyModelConfig as TinyModelConfig
 from flexfloor.config.release import ReleaseConfig as ReleaseConfig
 from flexfloor.config.scheduling import SchedulingConfig as SchedulingConfig
 from flexfloor.config.server_args import check_server_args
 
-MAX_SEED = 2**31
-"""Exclusive: sampling seeds have 31 bits."""
 PARK_FREES = ("experts", "kv", "dense")
 
 
@@ -37,8 +38,11 @@ class ClusterConfig:
     """Machines, and who runs where."""
 
     name: str = MISSING
+    """Of the machines; with h100, h200 or h20 in it, it also names the clock of `scheduling.clock=auto`."""
     device: Device = MISSING
+    """What ranks compute on."""
     num_nodes: int = 1
+    """A run starts processes on one node only; on more it attaches to a server and a trainer."""
     num_devices_per_node: int = MISSING
     """GPUs of a node; on CPU the number of rank processes that may share the host."""
     device_memory_bytes: int = MISSING
@@ -52,7 +56,9 @@ class ClusterConfig:
     iteration_log: str | None = None
     """--flexfloor-iteration-log of the server that the run attaches to, on a file system that it shares."""
     server_start_timeout_s: float = 600.0
+    """Longest wait for the server to be ready."""
     trainer_start_timeout_s: float = 600.0
+    """Longest wait for the trainer to be ready."""
 
     def __post_init__(self) -> None:
         complete(self, "cluster")
@@ -68,101 +74,35 @@ class ClusterConfig:
 
 
 @dataclass(kw_only=True)
-class TinyModelConfig:
-    """Shape and warm-up of a tiny Qwen3-MoE (`model.source=tiny`)."""
-
-    num_layers: int = 3
-    hidden_size: int = 128
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    head_dim: int = 32
-    num_experts: int = 8
-    top_k: int = 2
-    moe_intermediate_size: int = 128
-    init_seed: int = 0
-    warmup_steps: int = 500
-    """Supervised steps on demonstrations before RL starts; 0 keeps the random weights."""
-    warmup_batch_size: int = 64
-    warmup_learning_rate: float = 2e-3
-    warmup_corrupt_share: float = 0.08
-    """Share of demonstration steps that are wrong on purpose: what RL then has to unlearn."""
-
-    def __post_init__(self) -> None:
-        group = "model.tiny"
-        at_least(self, group, 1, "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim")
-        at_least(self, group, 1, "num_experts", "top_k", "moe_intermediate_size", "warmup_batch_size")
-        at_least(self, group, 0, "warmup_steps", "warmup_learning_rate")
-        within(self, group, 0, MAX_SEED, "init_seed")
-        within(self, group, 0, 1, "warmup_corrupt_share")
-        require(
-            self.num_heads % self.num_kv_heads == 0,
-            f"{group}.num_kv_heads",
-            self.num_kv_heads,
-            f"does not divide {group}.num_heads={self.num_heads}",
-            f"set {group}.num_kv_heads to a divisor of {self.num_heads}",
-        )
-
-
-@dataclass(kw_only=True)
-class ModelConfig:
-    name: str = MISSING
-    source: ModelSource = MISSING
-    path: str | None = None
-    """Checkpoint folder (`source=hf`), or the cache folder of prepared tiny models (`source=tiny`)."""
-    dtype: Dtype = MISSING
-    num_layers: int = MISSING
-    num_experts: int = MISSING
-    num_active_experts: int = MISSING
-    expert_bytes: int = MISSING
-    """Bytes of one logical expert in one layer."""
-    dense_bytes: int = MISSING
-    """Bytes of everything that every rank holds whole: attention, norms, router, embeddings, head."""
-    kv_bytes_per_token: int = MISSING
-    context_tokens: int = MISSING
-    tiny: TinyModelConfig = field(default_factory=TinyModelConfig)
-
-    def __post_init__(self) -> None:
-        complete(self, "model")
-        at_least(self, "model", 1, "num_layers", "num_experts", "num_active_experts", "expert_bytes")
-        at_least(self, "model", 1, "dense_bytes", "kv_bytes_per_token", "context_tokens")
-        require(
-            self.num_active_experts <= self.num_experts,
-            "model.num_active_experts",
-            self.num_active_experts,
-            f"a token cannot be routed to more experts than model.num_experts={self.num_experts}",
-            f"set model.num_active_experts to at most {self.num_experts}",
-        )
-        is_hf = self.source is ModelSource.hf
-        require(
-            bool(self.path),
-            "model.path",
-            self.path,
-            "no checkpoint is named" if is_hf else "no cache folder is named",
-            f"set model.path to {'a Hugging Face checkpoint' if is_hf else 'a folder, e.g. runs/models'}",
-        )
-
-
-@dataclass(kw_only=True)
 class RolloutConfig:
+    """The EP group, and what one rollout step draws from it."""
+
     ep_size: int = MISSING
     """Ranks of the rollout's EP group; attention data parallelism has the same width."""
     num_prompt_groups: int = MISSING
     """Prompts of one rollout step."""
     num_responses_per_prompt: int = MISSING
+    """Size of a prompt group; at least 2, for advantages compare its responses."""
     max_prompt_tokens: int = MISSING
+    """A longer prompt is refused before the first step."""
     max_response_tokens: int = MISSING
+    """A response that reaches it is cut off and counts as truncated."""
     temperature: float = 1.0
+    """1.0 only: the trainer's logprobs are those of temperature 1."""
     top_p: float = 1.0
+    """1.0 only: with a cut the engine's logprobs would not be those of what was sampled."""
     max_running_requests: int = 256
     """Running responses of the whole EP group; the engine divides it by the ranks."""
     kv_cache_tokens: int | None = None
     """KV tokens of one rank; null lets the engine size its pool."""
     collectives: Collectives = MISSING
+    """What carries the EP group's collectives."""
     stream_interval_tokens: int = 16
     """A running response reports to the ledger every so many tokens."""
     response_timeout_s: float = 600.0
     """Longest silence of one response before it is tried again."""
     max_attempts: int = 3
+    """A response that was lost so many times ends the run; each attempt goes on where the last one ended."""
     deterministic: bool = True
     """Per-response sampling seeds: what is drawn does not depend on placement."""
     server_args: dict[str, Any] = field(default_factory=dict)
@@ -214,7 +154,10 @@ class RolloutConfig:
 
 @dataclass(kw_only=True)
 class MembershipConfig:
+    """Whether ranks may leave the EP group during a rollout, and how far down."""
+
     mode: MembershipMode = MISSING
+    """Whether ranks may leave the EP group during a rollout."""
     floor: int = 1
     """Fewest ranks that may serve (`elastic` only)."""
     operation_timeout_s: float = 120.0
@@ -244,10 +187,16 @@ class MembershipConfig:
 
 @dataclass(kw_only=True)
 class AlgorithmConfig:
+    """From rewards to a loss."""
+
     advantage_norm: AdvantageNorm = AdvantageNorm.group_std
+    """How rewards of a prompt group become advantages."""
     loss_agg: LossAgg = LossAgg.sequence_mean
+    """How tokens are averaged."""
     clip_low: float = 0.2
+    """The ratio of new to old probability is clipped below at 1 - clip_low ..."""
     clip_high: float = 0.28
+    """... and above at 1 + clip_high."""
     kl_coef: float = 0.0
     """Weight of the KL penalty to the reference model (the weights at the start); 0 keeps no reference."""
     importance_cap: float | None = 2.0
@@ -263,27 +212,44 @@ class AlgorithmConfig:
 
 @dataclass(kw_only=True)
 class TrainerConfig:
+    """Megatron-Core: ranks, parallel sizes, optimizer, and the way of new weights to the server."""
+
     num_ranks: int = MISSING
+    """Processes of the trainer, one a device."""
     tp_size: int = 1
+    """Tensor parallelism of everything but the experts."""
     pp_size: int = 1
+    """Pipeline stages; they divide the layers."""
     ep_size: int = 1
+    """Ranks that the experts are dealt to."""
     expert_tp_size: int = 1
+    """Tensor parallelism inside an expert; on a CPU equal to `trainer.tp_size`."""
     micro_batch_tokens: int = MISSING
     """Responses are packed into microbatches of at most so many tokens (one response may exceed it)."""
     learning_rate: float = MISSING
+    """Of Adam, the same in every step; 0 is the control run of a learning curve."""
     weight_decay: float = 0.0
+    """Of Adam."""
     adam_beta1: float = 0.9
+    """Decay of the mean of gradients."""
     adam_beta2: float = 0.98
+    """Decay of the mean of their squares."""
     max_grad_norm: float = 1.0
+    """Larger gradients are scaled down to it."""
     distributed_optimizer: bool = True
+    """Deal Adam's state to the data-parallel ranks."""
     optimizer_offload: bool = False
     """Keep fp32 weights and optimizer state in host memory: slower, 12 bytes a parameter less on devices."""
     recompute: bool = False
+    """Compute activations again in the backward pass instead of keeping them."""
     weight_sync: WeightSyncPath = WeightSyncPath.distributed
+    """How new weights reach the server."""
     weight_bucket_bytes: int = 512 * 1024 * 1024
+    """Weights are sent in buckets of about so many bytes."""
     checkpoint_every_steps: int = 0
     """Distributed checkpoint every so many steps; 0 saves only the final Hugging Face checkpoint."""
     step_timeout_s: float = 1800.0
+    """Longest wait for one command to the trainer: a train step, a weight sync, a save."""
 
     def __post_init__(self) -> None:
         complete(self, "trainer")
@@ -317,25 +283,38 @@ class TrainerConfig:
 
 @dataclass(kw_only=True)
 class DataConfig:
+    """Prompts, and the function that scores their responses."""
+
     source: DataSource = MISSING
+    """Where prompts come from."""
     path: str | None = None
+    """File or folder of `jsonl`, `parquet` and `hf_disk`."""
     task: str | None = None
     """reasoning_gym task name."""
     task_options: dict[str, Any] = field(default_factory=dict)
+    """For the reasoning_gym task, added one by one: `+data.task_options.NAME=VALUE`."""
     num_prompts: int | None = None
     """Size of a generated dataset, or a cap on a loaded one."""
     seed: int = 0
+    """Of a generated dataset."""
     prompt_field: str = "prompt"
+    """Name of the field with the prompt's text."""
     messages_field: str = "messages"
+    """Name of the field with chat messages, where there is no text."""
     answer_field: str = "answer"
+    """Name of the field with the answer."""
     id_field: str = "id"
+    """Name of the field with the prompt's id; without one it is a hash of the record."""
     drop_last: bool = False
     """Leave out the partial last batch of a pass."""
     reward: str = MISSING
     """exact | regex | math_verify | reasoning_gym | arithmetic | module:function"""
     reward_options: dict[str, Any] = field(default_factory=dict)
+    """For the reward function, added one by one: `+data.reward_options.NAME=VALUE`."""
     reward_workers: int = 2
+    """Processes that compute rewards."""
     reward_timeout_s: float = 30.0
+    """Longest time of one call."""
     reward_on_error: float | None = None
     """Reward given when the function fails; null ends the run with the sample's error."""
 
@@ -354,7 +333,10 @@ class DataConfig:
 
 @dataclass(kw_only=True)
 class LoggingConfig:
+    """Where figures go besides `metrics.jsonl`."""
+
     tensorboard: bool = True
+    """Write `tensorboard/` in the run directory."""
     wandb_project: str | None = None
     """W&B project; null logs nothing there."""
     progress: bool = True
@@ -363,6 +345,8 @@ class LoggingConfig:
 
 @dataclass(kw_only=True)
 class TrainConfig:
+    """A whole run."""
+
     cluster: ClusterConfig = MISSING
     model: ModelConfig = MISSING
     data: DataConfig = MISSING
@@ -374,7 +358,9 @@ class TrainConfig:
     trainer: TrainerConfig = MISSING
     logging: LoggingConfig = MISSING
     seed: int = 0
+    """Of sampling, of the order of prompts and of the trainer."""
     num_steps: int = MISSING
+    """Rollout steps, each with its train step and weight sync."""
     run_dir: str = MISSING
     """Everything that a run leaves behind; Hydra's own output folder by default."""
     save_hf: bool = True

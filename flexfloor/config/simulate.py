@@ -28,7 +28,10 @@ class TraceSource(StrEnum):
 
 @dataclass(kw_only=True)
 class TraceConfig:
+    """The response lengths to schedule."""
+
     source: TraceSource = TraceSource.regime
+    """Where response lengths come from."""
     regime: str = "A"
     """Name of the workload (`source=regime`)."""
     prompt_share: float | None = None
@@ -60,6 +63,8 @@ class TraceConfig:
 
 @dataclass(kw_only=True)
 class SimulateConfig:
+    """Lengths, a machine, and how its time is priced."""
+
     cluster: ClusterConfig = MISSING
     model: ModelConfig = MISSING
     trace: TraceConfig = field(default_factory=TraceConfig)
@@ -74,6 +79,7 @@ class SimulateConfig:
     model_tokens_per_token: int = 1
     """One token of the trace stands for so many of the model that the clock prices."""
     window_steps: int = 4
+    """As `scheduling.window_steps`."""
     decision_interval_iterations: int | None = None
     """null = 16, on more than 32 ranks 64."""
     price: float = 3.0
@@ -83,6 +89,7 @@ class SimulateConfig:
     other_bytes: int = 0
     """What else lies on a device, e.g. a trainer rank."""
     seed: int = 0
+    """Of generated lengths and of the order of buckets."""
     picture: str | None = "simulate.svg"
     """File for the picture; null draws none."""
 

@@ -33,8 +33,8 @@ IN_USERS_FOLDER = ("--config-dir", "--help", "...")
 )
 def test_a_command_of_the_docs_is_a_valid_run(command: str) -> None:
     words = [word for word in shlex.split(command)[1:] if "=" in word]
-    # A sweep: its first value stands for all.
-    overrides = [word.split(",")[0] for word in words]
+    # A sweep: its first value stands for all; a list is one value.
+    overrides = [word if "[" in word else word.split(",")[0] for word in words]
     validate(to_train_config(compose([*overrides, "run_dir=unused"])), check_files=False)
 
 
