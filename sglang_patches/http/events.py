@@ -61,7 +61,7 @@ class EventLog:
         try:
             yield ": flexfloor\n\n"
             silent_s = 0.0
-            while not is_over():
+            while True:
                 waker.clear()
                 found = self.after(last_id)
                 if found and found[0][0] > last_id + 1:
@@ -69,9 +69,9 @@ class EventLog:
                 for number, frame in found:
                     last_id = number
                     yield frame
-                if found:
-                    silent_s = 0.0
-                    continue
+                if is_over():
+                    return
+                silent_s = 0.0 if found else silent_s
                 silent_s += await _wait(waker)
                 if silent_s >= BEAT_S:
                     silent_s = 0.0

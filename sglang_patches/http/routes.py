@@ -174,6 +174,6 @@ async def _body(request: Request, kind: type[Kind]) -> Kind:
     return decode(bytes(raw), kind)
 
 
-def _reply(status: int, **payload: Any) -> Response:
+def _reply(code: int, /, **payload: Any) -> Response:
     # ASCII only, so that whatever a path held can be sent back.
-    return Response(json.dumps(payload), status_code=status, media_type="application/json")
+    return Response(json.dumps(payload), status_code=code, media_type="application/json")
