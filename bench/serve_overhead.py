@@ -4,10 +4,10 @@
 
 startup: from the start of the command to the first token, `flexfloor-serve` with a static group against
 `python -m sglang.launch_server` with the CPU rows of the catalog and nothing else of ours (SGLang does not
-start on such a CPU without them). decode: tokens per second of the same two. Both in pairs, one after the other,
-the order changing from pair to pair; medians. http_driver: docs/examples/http_driver.py against a static
-server and against one with `--flexfloor-release drained`: the same responses, counted by the ranks' own
-iteration counters. The last line is one JSON object; every run's number stands in it.
+start on such a CPU without them). decode: tokens per second of the same two. Both in pairs, one after the
+other, the order changing from pair to pair; medians. http_driver: docs/examples/http_driver.py against a
+static server and against one with `--flexfloor-release drained`: the same responses, counted by the ranks'
+own iteration counters. The last line is one JSON object; every run's number stands in it.
 """
 
 import argparse
@@ -27,8 +27,9 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-for _room in ("tests/integration", "tests/integration/sglang", ""):
-    sys.path.insert(0, str(ROOT / _room))
+sys.path.insert(0, str(ROOT / "tests" / "integration"))
+sys.path.insert(0, str(ROOT / "tests" / "integration" / "sglang"))
+sys.path.insert(0, str(ROOT))
 
 from server import Server, server_flags
 from sharp_model import sharp_tiny_moe
