@@ -26,10 +26,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "integration"))
-sys.path.insert(0, str(ROOT / "tests" / "integration" / "sglang"))
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration" / "sglang"))
 
 from server import Server, server_flags
 from sharp_model import sharp_tiny_moe
@@ -42,6 +40,7 @@ from sglang_patches.cpu import profile
 from sglang_patches.plugin_config import PluginConfig
 from sglang_patches.serve_args import parse
 
+ROOT = Path(__file__).parents[1]
 PARTS = ("startup", "decode", "http_driver")
 NUM_REQUESTS, NUM_TOKENS = 16, 64
 FIRST_TOKEN_TIMEOUT_S = 900.0
