@@ -47,6 +47,11 @@ class StaticGroup:
             return _result(operation_id, f"ep_rank {unknown[0]} does not exist: the ranks are 0 to {last}")
         return _result(operation_id, "")
 
+    def taken_up(self) -> "Future[None]":
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
 
 def _result(operation_id: str | None, reason: str) -> "Future[OperationResult]":
     future: Future[OperationResult] = Future()

@@ -133,6 +133,12 @@ class Manager:
         self._call(lambda: self._exchange.start_rejoin(name, ranks, future), future)
         return future
 
+    def taken_up(self) -> Future[None]:
+        """Done when every call before it was looked at: a refusal is known by then."""
+        future: Future[None] = Future()
+        self._call(lambda: _set(future), future)
+        return future
+
     def fence(self, full: bool) -> Future[str]:
         """Let the group stand still, `full`: with every live rank in it.
 
@@ -204,3 +210,8 @@ class Manager:
         for _, future in self._calls:
             if future is not None and future.set_running_or_notify_cancel():
                 future.set_exception(MembershipFailed(self._reason_of_end()))
+
+
+def _set(future: Future[None]) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_result(None)

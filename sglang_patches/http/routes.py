@@ -24,6 +24,9 @@ from sglang_patches.http.view import choose_leavers, choose_returners
 if TYPE_CHECKING:
     from sglang_patches.server_side import ServerSide
 
+TAKEN_UP_TIMEOUT_S = 30.0
+"""The manager looks at a request in milliseconds."""
+
 Handler = Callable[["ServerSide", Request], Awaitable[Response]]
 Kind = TypeVar("Kind", ReleaseBody, RejoinBody, RolloutBody)
 
@@ -54,6 +57,8 @@ def _guarded(handler: Handler, side: "ServerSide", *, changes: bool) -> Callable
             return _reply(422, reason=str(error))
         except MembershipFailed as error:
             return _reply(503, reason=str(error))
+        except TimeoutError:
+            return _reply(504, reason="the membership manager does not answer. Fix: see the server's log")
 
     # FastAPI reads the signature to know what to pass, and would see the handler's through `wraps`.
     del endpoint.__wrapped__  # type: ignore[attr-defined]
@@ -142,8 +147,9 @@ async def _operate(
         except ValueError as error:
             return _refused(operation_id, str(error))
         side.operations.add(operation_id, asked, future)
-    # A refusal comes at once: worth waiting for, whatever the caller said.
-    return await _answer(operation_id, future, wait_s=max(wait_s, 0.05))
+        # A refusal is worth waiting for, whatever the caller said.
+        await asyncio.wait_for(asyncio.wrap_future(side.group.taken_up()), TAKEN_UP_TIMEOUT_S)
+    return await _answer(operation_id, future, wait_s=wait_s)
 
 
 async def _answer(operation_id: str, future: "Future[OperationResult]", *, wait_s: float) -> Response:

@@ -36,6 +36,8 @@ class Group(Protocol):
         self, ep_ranks: tuple[int, ...] = (), operation_id: str | None = None
     ) -> "Future[OperationResult]": ...
 
+    def taken_up(self) -> "Future[None]": ...
+
 
 class ReleaseControl:
     """One server's.

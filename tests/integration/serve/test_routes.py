@@ -46,7 +46,8 @@ def test_a_release_and_a_rejoin(server: PlayedServer) -> None:
     found = server.get("membership").json()
     assert (found["members"], found["states"]["3"]) == ([0, 1], "parked")
     switch = found["last_switches"][-1]
-    assert (switch["members"], switch["stall_s"], switch["num_bytes"]) == ([0, 1], 0.01, 32)
+    assert (switch["members"], switch["stall_s"]) == ([0, 1], 0.01)
+    assert switch["num_bytes"] > 0
     assert abs(switch["at"] - time.time()) < 60
     # Asked again, nothing happens and the answer is the same.
     assert server.post("release", ep_ranks=[2, 3], operation_id="tail-7") == (200, done)
