@@ -46,7 +46,6 @@ ONLY = {
     "--dcp-size": ("1", "a worker would be several ranks"),
     "--decode-context-parallel-size": ("1", "a worker would be several ranks"),
     "--dwdp-size": ("1", "ranks make no gather to vote in"),
-    "--nnodes": ("1", "the group store is a file of one host"),
     "--tokenizer-worker-num": ("1", "the manager lives in the one tokenizer process"),
     "--disaggregation-mode": ("null", "prefill and decode queues are not drained"),
     "--moe-a2a-backend": ("none", "such a backend takes contiguous physical expert ids"),

@@ -20,8 +20,13 @@ Own flags:
                                      0.1 s).
   --flexfloor-clock NAME             cost model of policy: neutral (default), h20, h100, h200.
   --flexfloor-folder FOLDER          folder, for this user only, of the membership manager's socket and of the
-                                     token that the changing routes ask for
-                                     (default: one per port below the user's runtime folder).
+                                     token that the changing routes ask for (default: one per port below the
+                                     user's runtime folder). Needed with --nnodes: the same folder on all
+                                     nodes, on a shared file system.
+  --flexfloor-bind unix|tcp://NODE0:PORT
+                                     where the manager listens (default: a unix socket in the folder). tcp:
+                                     encrypted, keys in the folder; PORT + 1 is taken as well. With --nnodes
+                                     every node gets the same address.
   --flexfloor-expert-slots exact|reserved
                                      exact: room for experts taken over is made at the switch (CPU default).
                                      reserved: ceil(experts / floor) slots from the start (GPU default).
@@ -70,7 +75,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.device == "cpu":
         sglang_flags = profile.fill_flags(args)
         environment.update(profile.environment(args, environment))
-    args = replace(args, folder=prepare_folder(args))
+    if args.membership == "elastic" or args.node_rank == 0:
+        # A static server has nothing but a token in it, which its first node's routes ask for.
+        args = replace(args, folder=prepare_folder(args))
     if args.iteration_log:
         args = replace(args, iteration_log=prepare_log_folder(args.iteration_log))
     environment[CONFIG_ENV] = publish_config(args)
@@ -79,18 +86,24 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def prepare_folder(args: ServeArgs) -> str:
-    """Make the folder of the manager's socket, with a new token; returns its path.
+    """Make the folder of the manager's socket, with a new token; returns its path. Node 0 does; others wait.
 
-    Ends the process where the folder cannot be kept from other users.
+    Ends the process where the folder cannot be kept from other users, or node 0 has not come.
     """
     from flexfloor.membership.endpoint import Endpoint
+    from sglang_patches import nodes
 
     port = flag_value(args.sglang_flags, "--port") or "30000"
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/flexfloor-{os.getuid()}"
     folder = Path(args.folder or f"{runtime}/flexfloor-{port}").absolute()
     try:
-        Endpoint.local(folder)
-        (folder / "groups").unlink(missing_ok=True)
+        if args.bind == nodes.UNIX:
+            Endpoint.local(folder)
+            (folder / "groups").unlink(missing_ok=True)
+        else:
+            meeting = flag_value(args.sglang_flags, "--dist-init-addr")
+            launch = nodes.launch_name(meeting, args.num_nodes, os.environ)
+            nodes.prepare_endpoint(str(folder), args.bind, launch=launch, node_rank=args.node_rank)
     except (OSError, ValueError) as error:
         raise SystemExit(f"flexfloor-serve: --flexfloor-folder={folder}: {error}") from error
     return str(folder)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
-from sglang_patches import member_sets
+from sglang_patches import member_sets, nodes
 from sglang_patches.elastic.delays import DelayConfig
 from sglang_patches.elastic_flags import unsupported
 from sglang_patches.member_sets import MemberSets
@@ -33,7 +33,9 @@ class ServeArgs:
     sglang_flags: list[str]
     device: str
     num_ranks: int
-    """Scheduler processes on this host."""
+    """Scheduler processes of the whole server."""
+    num_nodes: int = 1
+    node_rank: int = 0
     collectives: str = "gloo"
     left_out: tuple[str, ...] = ()
     iteration_log: str = ""
@@ -43,11 +45,17 @@ class ServeArgs:
     release: str = "manual"
     release_quiet_s: float = 0.1
     clock: str = "neutral"
+    bind: str = nodes.UNIX
     expert_slots: str = "exact"
     park_frees: tuple[str, ...] = ("experts", "kv")
     member_sets: MemberSets = ()
     prepare_timeout_s: float = 120.0
     delays: DelayConfig = field(default_factory=DelayConfig)
+
+    @property
+    def num_local_ranks(self) -> int:
+        """Scheduler processes on this host."""
+        return self.num_ranks // self.num_nodes
 
     def plugin_config(self) -> PluginConfig:
         """What the plugin needs to know of it."""
@@ -63,6 +71,8 @@ def parse(argv: Sequence[str]) -> ServeArgs:
         sglang_flags=sglang_flags,
         device=device,
         num_ranks=_num_ranks(sglang_flags),
+        num_nodes=_int_flag(sglang_flags, ("--nnodes",)),
+        node_rank=_node_rank(sglang_flags),
         collectives=own.pop("--flexfloor-collectives", "gloo"),
         left_out=_listed(own.pop("--flexfloor-leave-out", "")),
         iteration_log=own.pop("--flexfloor-iteration-log", ""),
@@ -82,6 +92,7 @@ def _membership_args(own: dict[str, str], device: str) -> dict[str, Any]:
         "membership": own.pop("--flexfloor-membership", "static"),
         "floor": int(floor),
         "folder": own.pop("--flexfloor-folder", ""),
+        "bind": own.pop("--flexfloor-bind", nodes.UNIX),
         "expert_slots": own.pop("--flexfloor-expert-slots", "exact" if device == "cpu" else "reserved"),
         "park_frees": _listed(own.pop("--flexfloor-park-frees", "experts,kv")),
         "member_sets": _member_sets(own.pop("--flexfloor-member-sets", "")),
@@ -166,6 +177,13 @@ def _int_flag(flags: Sequence[str], names: tuple[str, ...]) -> int:
     return int(value)
 
 
+def _node_rank(flags: Sequence[str]) -> int:
+    value = flag_value(flags, "--node-rank") or "0"
+    if not value.isdecimal():
+        _refuse("--node-rank", value, "not a node's number", "give 0 to --nnodes - 1")
+    return int(value)
+
+
 def _check(args: ServeArgs) -> None:
     if args.collectives not in COLLECTIVES:
         _refuse("--flexfloor-collectives", args.collectives, "unknown", f"one of {', '.join(COLLECTIVES)}")
@@ -214,11 +232,40 @@ def _check_elastic(args: ServeArgs) -> None:
     if set(args.park_frees) - set(PARK_FREES):
         value = ",".join(args.park_frees)
         _refuse("--flexfloor-park-frees", value, "unknown", f"any of {', '.join(PARK_FREES)}")
+    _check_nodes(args)
     _check_member_sets(args)
     if args.device != "cpu" and args.expert_slots == "exact" and captures_graphs(args.sglang_flags):
         problem = "a CUDA graph holds the addresses of the experts, and exact slots move them at every change"
         off = "--cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled"
         _refuse("--flexfloor-expert-slots", "exact", problem, f"take reserved, or add {off}")
+
+
+def _check_nodes(args: ServeArgs) -> None:
+    dist_init_addr = flag_value(args.sglang_flags, "--dist-init-addr")
+    try:
+        is_unix = nodes.parse_bind(args.bind) is None
+        clash = nodes.clash_of(args.bind, dist_init_addr)
+    except ValueError as error:
+        _refuse("--flexfloor-bind", args.bind, str(error), "give unix, or tcp://NODE0:PORT")
+    if clash:
+        _refuse("--flexfloor-bind", args.bind, f"{clash}, and the store takes PORT + 1", "take other ports")
+    if args.num_nodes == 1:
+        return
+    if is_unix:
+        problem = f"the ranks of --nnodes {args.num_nodes} must reach the manager on node 0"
+        _refuse("--flexfloor-bind", args.bind, problem, "add --flexfloor-bind tcp://NODE0:PORT on every node")
+    if not args.folder:
+        problem = "node 0 leaves the keys there for the other nodes"
+        _refuse("--flexfloor-folder", "not given", problem, "name the same folder, which all nodes see")
+    if not dist_init_addr:
+        problem = f"--nnodes {args.num_nodes} must meet somewhere"
+        _refuse("--dist-init-addr", "not given", problem, "give NODE0:PORT, the same on every node")
+    if args.node_rank >= args.num_nodes:
+        problem = f"there are {args.num_nodes} nodes"
+        _refuse("--node-rank", str(args.node_rank), problem, f"take 0 to {args.num_nodes - 1}")
+    if args.num_ranks % args.num_nodes:
+        problem = f"{args.num_ranks} ranks cannot be shared out evenly"
+        _refuse("--nnodes", str(args.num_nodes), problem, "take a number that divides --tp-size")
 
 
 def _check_member_sets(args: ServeArgs) -> None:

@@ -70,6 +70,7 @@ class ServerSide:
         self._tokenizer_manager = tokenizer_manager
         self._config = config
         self._clock_zero_s = time.time() - time.monotonic()
+        self._token = Endpoint.read(Path(config.folder)).token if config.folder else ""
         self.events = EventLog()
         self.operations = Operations()
         self._metrics = Metrics() if get_observability().enable_metrics else None
@@ -106,8 +107,8 @@ class ServerSide:
     def keys(self) -> Keys:
         from sglang.srt.runtime_context import get_serving
 
-        token = Endpoint.read(Path(self._config.folder)).token if self._config.folder else ""
-        return Keys(api=get_serving().api_key or "", admin=get_serving().admin_api_key or "", token=token)
+        serving_args = get_serving()
+        return Keys(api=serving_args.api_key or "", admin=serving_args.admin_api_key or "", token=self._token)
 
     def membership_json(self) -> dict[str, Any]:
         return membership_json(
@@ -209,7 +210,12 @@ class ServerSide:
     async def _counters(self) -> Mapping[int, int]:
         states = await asyncio.wait_for(self._tokenizer_manager.get_internal_state(), _COUNTERS_TIMEOUT_S)
         rows = [state["flexfloor"] for state in states]
-        return {row["dp_rank"]: row["num_iterations"] for row in rows}
+        # Ranks that have exited said it when they left.
+        gone = self.group.status().last_counters
+        return {
+            **{rank: counters["num_iterations"] for rank, counters in gone.items()},
+            **{row["dp_rank"]: row["num_iterations"] for row in rows},
+        }
 
     @staticmethod
     def _is_health_check(request_id: str) -> bool:

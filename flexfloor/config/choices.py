@@ -38,6 +38,19 @@ class MembershipMode(StrEnum):
     """Ranks leave during the rollout and are back for the next step."""
 
 
+class ReleaseUse(StrEnum):
+    """What becomes of a worker that has left the EP group."""
+
+    park = "park"
+    """Its process waits and holds what `membership.park_frees` leaves it; the reversible default."""
+    exit = "exit"
+    """Its process ends: in the last step, or in every step of a run that restarts its own server."""
+    command = "command"
+    """It parks, and a command of yours runs until the ranks are called back."""
+    slurm = "slurm"
+    """In the last step it exits, and a node whose ranks have all exited leaves the SLURM job for good."""
+
+
 class ExpertSlots(StrEnum):
     exact = "exact"
     """Room for experts taken over is made beside the old tensors, and the switch swaps them."""

@@ -1,6 +1,7 @@
 """Rules on elastic membership across groups. PURE."""
 
 from flexfloor.config.checks import require
+from flexfloor.config.choices import ReleaseUse
 from flexfloor.config.schema import MembershipConfig, MembershipMode, TrainConfig
 
 
@@ -27,18 +28,39 @@ def check_membership(config: TrainConfig) -> None:
     )
     _check_member_sets(membership, ep_size)
     require(
-        cluster.num_nodes == 1,
-        "membership.mode",
-        "elastic",
-        f"cluster.num_nodes={cluster.num_nodes}: elastic groups work within one node so far",
-        f"choose a cluster of one node, {static}",
-    )
-    require(
         cluster.server_url is None or membership.folder is not None,
         "membership.folder",
         membership.folder,
         "the run attaches to a server and must find its membership manager",
         f"set membership.folder to the --flexfloor-folder of that server, {static}",
+    )
+
+
+def check_release(config: TrainConfig) -> None:
+    """Refuse a use of released workers in a group that releases nobody."""
+    elastic = config.membership.mode is MembershipMode.elastic
+    use = config.release.use
+    require(
+        elastic or use is ReleaseUse.park,
+        "release.use",
+        use.value,
+        "nobody leaves a static group, so there would never be a worker to use",
+        "choose membership=elastic, or release=park",
+    )
+    url = config.cluster.server_url
+    require(
+        use is not ReleaseUse.slurm or url is not None,
+        "cluster.server_url",
+        url,
+        "release=slurm gives back whole nodes but the first; a server that the run starts has one node only",
+        "start flexfloor-serve on the job's nodes and name it here, or choose release=exit",
+    )
+    require(
+        not config.release.every_step or url is None,
+        "release.every_step",
+        True,
+        "the run did not start this server (cluster.server_url), so it cannot start it anew between steps",
+        "leave it out, or leave cluster.server_url out",
     )
 
 

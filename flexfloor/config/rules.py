@@ -3,7 +3,7 @@
 from flexfloor.config.addresses import host_of
 from flexfloor.config.checks import divides, require
 from flexfloor.config.machine import check_machine
-from flexfloor.config.membership_rules import check_membership
+from flexfloor.config.membership_rules import check_membership, check_release
 from flexfloor.config.memory import USABLE_SHARE, rollout_memory, shares_devices, trainer_bytes
 from flexfloor.config.scheduling_rules import check_scheduling
 from flexfloor.config.schema import (
@@ -37,6 +37,7 @@ def validate(config: TrainConfig, *, check_files: bool = True) -> None:
         _check_dropped_batch,
         _check_collectives,
         check_membership,
+        check_release,
         check_scheduling,
         _check_weight_sync,
         _check_offload,

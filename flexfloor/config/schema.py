@@ -23,6 +23,7 @@ from flexfloor.config.choices import ModelSource as ModelSource
 from flexfloor.config.choices import Placement as Placement
 from flexfloor.config.choices import WeightSyncPath as WeightSyncPath
 from flexfloor.config.data_rules import check_reward, check_source
+from flexfloor.config.release import ReleaseConfig as ReleaseConfig
 from flexfloor.config.scheduling import SchedulingConfig as SchedulingConfig
 from flexfloor.config.server_args import check_server_args
 
@@ -362,6 +363,7 @@ class TrainConfig:
     data: DataConfig = MISSING
     rollout: RolloutConfig = MISSING
     membership: MembershipConfig = MISSING
+    release: ReleaseConfig = MISSING
     scheduling: SchedulingConfig = MISSING
     algorithm: AlgorithmConfig = MISSING
     trainer: TrainerConfig = MISSING

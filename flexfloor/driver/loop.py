@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +23,7 @@ from flexfloor.driver.rollout_phase import RolloutOutcome, RolloutPhase
 from flexfloor.driver.scheduling import open_scheduler
 from flexfloor.driver.services import Services, private_socket_dir
 from flexfloor.driver.step_scheduler import StepScheduler
+from flexfloor.driver.worker_uses import check_worker_use
 from flexfloor.processes import ChildProcesses
 from flexfloor.report.console import RunConsole, occupation_rows, summary_rows
 from flexfloor.report.metrics import MetricsLog, read_metrics
@@ -32,6 +33,7 @@ from flexfloor.training.messages import SyncStats, TrainStats
 logger = logging.getLogger(__name__)
 
 FIRST_WEIGHT_VERSION = 0
+_NO_SYNC = SyncStats(seconds=0.0, num_bytes=0, weight_checksum="")
 
 
 def run(config: TrainConfig) -> int:
@@ -43,6 +45,7 @@ def run(config: TrainConfig) -> int:
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     os.chmod(run_dir, 0o700)
+    check_worker_use(config, os.environ)
     console = RunConsole(progress=config.logging.progress)
     tokenizer = load_tokenizer(config.model)
     reward = RewardSpec(name=config.data.reward, options=config.data.reward_options)
@@ -85,7 +88,17 @@ def run(config: TrainConfig) -> int:
             f"ready: rollout on {config.rollout.ep_size} ranks, training on {config.trainer.num_ranks}"
         )
         with services.blamed():
-            Run(config, prompts, scheduler, rollout, trainer, server_url, metrics, console).steps()
+            Run(
+                config,
+                prompts,
+                scheduler,
+                rollout,
+                trainer,
+                server_url,
+                metrics,
+                console,
+                restart_server=lambda: services.restart_server(model_path),
+            ).steps()
         if config.save_hf:
             trainer.save_hf(str(run_dir / "hf"))
     _show_summary(config, console)
@@ -105,6 +118,8 @@ class Run:
         server_url: str,
         metrics: MetricsLog,
         console: RunConsole,
+        *,
+        restart_server: Callable[[], str],
     ) -> None:
         self._config = config
         self._prompts = prompts
@@ -114,6 +129,8 @@ class Run:
         self._server_url = server_url
         self._metrics = metrics
         self._console = console
+        self._restart_server = restart_server
+        self._is_starting = False
         self._seconds: dict[str, float] = {}
 
     def steps(self) -> None:
@@ -128,13 +145,24 @@ class Run:
                 outcome = self._rollout.run(
                     prompts, batch=batch, rollout_step=step, weight_version=weight_version
                 )
+            is_server_whole = not outcome.drawn.exited
+            if not is_server_whole and step + 1 < config.num_steps:
+                self._start_anew()
+                is_server_whole = True
             with self._timed("train"):
                 stats = self._train(outcome)
             weight_version += 1
             with self._timed("sync"):
-                sync = self._sync(weight_version)
+                # A server that has lost ranks for good takes no weights, and nobody draws from it any more.
+                sync = self._sync(weight_version) if is_server_whole else _NO_SYNC
             self._record(step, outcome, stats, sync)
             self._maybe_checkpoint(step + 1)
+
+    def _start_anew(self) -> None:
+        """Another server in place of the one whose ranks have exited; it loads while the trainer trains."""
+        self._server_url = self._restart_server()
+        self._rollout.use_server(self._server_url)
+        self._is_starting = True
 
     def _maybe_checkpoint(self, num_done: int) -> None:
         every = self._config.trainer.checkpoint_every_steps
@@ -152,6 +180,10 @@ class Run:
             return self._trainer.train_step(sequences)
 
     def _sync(self, weight_version: int) -> SyncStats:
+        if self._is_starting:
+            with self._console.phase("starting", None):
+                self._rollout.wait_ready()
+            self._is_starting = False
         with self._console.phase("sync", None):
             sync = self._trainer.sync_weights(weight_version, self._server_url)
         logger.info(

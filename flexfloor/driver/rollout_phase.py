@@ -1,6 +1,7 @@
 """The rollout phase of a step: responses drawn, streamed into the ledger, and scored as they finish."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -15,6 +16,7 @@ from flexfloor.data.reward_pool import RewardPool
 from flexfloor.driver.batch import step_requests
 from flexfloor.driver.prompts import TokenizedPrompt, Tokenizer
 from flexfloor.driver.step_scheduler import StepBatch, StepScheduler
+from flexfloor.driver.worker_uses import worker_use
 from flexfloor.errors import DeadlineExceeded
 from flexfloor.report.console import Advance, RunConsole
 from flexfloor.report.timeline import write_step_timeline
@@ -72,6 +74,10 @@ class RolloutPhase:
         self._run_dir = Path(config.run_dir)
         self._ledger_dir = self._run_dir / "ledger"
         self._ledger_dir.mkdir(parents=True, exist_ok=True)
+
+    def use_server(self, url: str) -> None:
+        """From now on draw from another server; `wait_ready` before the next step."""
+        self._server_url = url
 
     def wait_ready(self) -> None:
         """Wait for the server; ChildProcessError with its last lines if it ends instead."""
@@ -136,11 +142,11 @@ class RolloutPhase:
                         on_response=scoring.submit,
                         on_progress=lambda progress: advance(progress.num_finished, _note(progress)),
                     ),
-                    elasticity=self._elasticity(),
+                    elasticity=self._elasticity(rollout_step),
                     iteration_log=self._iteration_log,
                 )
 
-    def _elasticity(self) -> Elasticity | None:
+    def _elasticity(self, rollout_step: int) -> Elasticity | None:
         if self._membership_folder is None:
             return None
         return Elasticity(
@@ -150,6 +156,7 @@ class RolloutPhase:
             prediction=self._scheduler.prediction,
             step_time=self._scheduler.step_time(),
             decision_interval_tokens=self._config.scheduling.decision_interval_iterations,
+            use=worker_use(self._config, os.environ, is_last_step=rollout_step == self._config.num_steps - 1),
         )
 
     def _record(

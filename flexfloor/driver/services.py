@@ -28,6 +28,7 @@ class Services:
         self._children = children
         self._socket_dir = socket_dir
         self._run_dir = Path(config.run_dir)
+        self._server: ChildProcess | None = None
 
     @property
     def membership_folder(self) -> Path | None:
@@ -72,7 +73,7 @@ class Services:
         if cluster.server_url is not None:
             return cluster.server_url.rstrip("/")
         port = free_base_port()
-        self._children.start(
+        self._server = self._children.start(
             "server",
             server_argv(
                 self._config,
@@ -88,6 +89,12 @@ class Services:
             stop_signal=signal.SIGKILL,
         )
         return f"http://127.0.0.1:{port}"
+
+    def restart_server(self, model_path: Path) -> str:
+        """End the server that this run has started, and start another one at the URL returned."""
+        assert self._server is not None, "refused with the configuration"
+        self._children.stop(self._server)
+        return self.start_server(model_path)
 
     def start_trainer(self, model_path: Path, name: str) -> "TrainerHandle":
         """Start the trainer's processes and return at once; `ready` waits for them."""

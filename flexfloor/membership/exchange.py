@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -56,6 +57,7 @@ class Exchange:
         self._is_feeding = False
         self._waiters: dict[str, list[Waiter]] = {}
         self._fences: dict[str, Future[str]] = {}
+        self._last_counters: dict[int, dict[str, int]] = {}
         self.status = membership.status()
         """As of the last event; replaced, never changed."""
         self.refusals: list[str] = []
@@ -208,6 +210,8 @@ class Exchange:
                 epoch, dropped = message.membership_epoch, message.dropped
                 self.feed(e.CancelAnswered(**life, membership_epoch=epoch, dropped=dropped))
             case m.SwitchedMsg():
+                if message.last_counters:
+                    self._last_counters[peer.ep_rank] = message.last_counters
                 self.feed(
                     e.RankSwitched(
                         **life,
@@ -230,7 +234,9 @@ class Exchange:
                 ep_rank=event.ep_rank, incarnation=event.incarnation, reason=str(error), at=event.at
             )
             commands = self._membership.handle(lost)
-        self.status = self._membership.status()
+        self.status = replace(
+            self._membership.status(), nodes=self._peers.nodes(), last_counters=dict(self._last_counters)
+        )
         self._on_status(self.status)
         if self._membership.is_ready:
             self.is_settled.set()

@@ -24,6 +24,8 @@ class HelloMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     incarnation: int
     """Drawn at random by each process."""
     pid: int
+    node: str
+    """What the job's scheduler calls the machine: SLURM's node name, or else the host's."""
     weight_version: WeightVersion
     flexfloor_version: str
     sglang_version: str
@@ -48,6 +50,8 @@ class SwitchedMsg(msgspec.Struct, tag=True, frozen=True):
     membership_epoch: int
     stall_s: float
     num_bytes: int
+    last_counters: dict[str, int] = {}
+    """Of a rank that exits now: what it counted since its start, by the counters' names."""
 
 
 class CancelAskedMsg(msgspec.Struct, tag=True, frozen=True):

@@ -49,6 +49,10 @@ class Peers:
     def agent(self, identity: bytes) -> AgentPeer | None:
         return next((peer for peer in self.agents.values() if peer.identity == identity), None)
 
+    def nodes(self) -> dict[int, str]:
+        """ep_rank -> machine."""
+        return {rank: peer.hello.node for rank, peer in sorted(self.agents.items())}
+
     def add_client(self, identity: bytes) -> None:
         self._clients.add(identity)
 

@@ -1,6 +1,6 @@
 """What can be seen of a membership from outside: frozen, and JSON-able as it is. PURE."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flexfloor.membership.events import WeightVersion
 
@@ -51,3 +51,7 @@ class MembershipStatus:
     """Held and waiting."""
     failed: str | None
     """Why the group cannot go on."""
+    nodes: dict[int, str] = field(default_factory=dict)
+    """ep_rank -> the machine it runs on, for ranks that have joined."""
+    last_counters: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Iteration counters of ranks that have exited, as of their end."""

@@ -10,7 +10,7 @@ import logging
 import resource
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ import msgspec
 from flexfloor.errors import DeadlineExceeded
 from flexfloor.rollout.engine import Chunk, EngineRefused, ResponseLost
 from flexfloor.rollout.wire import (
+    counters_of,
     decode_model_info,
     decode_server_info,
     failure,
@@ -130,13 +131,17 @@ class EngineClient:
         """Version of the weights in the server now."""
         return version_number(decode_model_info(await self._control("GET", "/model_info")).weight_version)
 
-    async def counters(self) -> EngineCounters:
-        """Iterations per rank since the server's start. Raises EngineRefused where the server counts none."""
+    async def counters(self, exited: Mapping[int, Mapping[str, int]] | None = None) -> EngineCounters:
+        """Iterations per rank since the server's start. Raises EngineRefused where the server counts none.
+
+        `exited`: dp_rank -> last counters of ranks that the server has no more, see MembershipStatus.
+        """
         info = decode_server_info(await self._control("GET", "/server_info"))
         ranks = [state.flexfloor for state in info.internal_states if state.flexfloor is not None]
         if not ranks or len(ranks) != len(info.internal_states):
             raise EngineRefused(f"{self.url}/server_info has no iteration counters: is it a flexfloor-serve?")
         # The server lists its ranks in the order in which they happened to answer.
+        ranks += [counters_of(dp_rank, counts) for dp_rank, counts in (exited or {}).items()]
         ranks.sort(key=lambda rank: rank.dp_rank)
         return EngineCounters(
             num_iterations=tuple(rank.num_iterations for rank in ranks),

@@ -3,7 +3,8 @@
 Rule 1: this only asks; whether and how a rank leaves is the membership manager's decision, and a refusal
 costs nothing but the gain.
 Rule 2: one order at a time. What it became is known before the policy is asked again.
-Rule 3: a rank that got late work is back by itself: the request wakes it.
+Rule 3: a rank that got late work is back by itself: the request wakes it. One that has exited gets none: the
+placement left it out before it was asked to go.
 """
 
 import asyncio
@@ -13,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from flexfloor.membership.client import DriverClient
+from flexfloor.membership.events import Leave
+from flexfloor.release.use import Park, WorkerUse
 from flexfloor.rollout.control import StepControl, UnfinishedResponse
 from flexfloor.rollout.step_time import StepTime
 from flexfloor.schedule_record import Absence, DecisionRecord, MoveRecord
@@ -33,7 +36,10 @@ class _Order:
     decision: ReleaseDecision
     at_s: float
     moves: tuple[MoveRecord, ...]
-    operation_id: str
+    open: dict[str, tuple[int, ...]]
+    """operation_id -> its ranks, for what the manager has not answered: ranks that park, ranks that exit."""
+    reasons: list[str] = field(default_factory=list)
+    """Why ranks stay."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,9 +64,14 @@ class ReleaseControl:
     step_time: StepTime
     decision_interval_tokens: int
     """A look that shows no new drained rank asks nothing before some response has got so many new tokens."""
+    use: WorkerUse = field(default_factory=Park)
     clock: Callable[[], float] = time.monotonic
     left_at_s: dict[int, float] = field(default_factory=dict)
     """dp_rank -> when its release was done, for ranks that are away."""
+    exited: set[int] = field(default_factory=set)
+    """Those of them that are gone for good."""
+    last_counters: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Of the ranks that have exited, once `rejoin` is through."""
     num_refused: int = 0
     last_reason: str = ""
     """Of the last decision to stay."""
@@ -79,19 +90,18 @@ class ReleaseControl:
             await asyncio.sleep(_LOOK_INTERVAL_S)
 
     def start_with(self, members: Sequence[int]) -> None:
-        """Let the others leave before the step begins; waits for it. A refusal leaves everybody in."""
+        """Let the others leave before the step begins; waits for it. Those refused stay in."""
         others = [rank for rank in range(self.placement.num_ranks) if rank not in members]
         if not others:
             return
-        result = self.client.release(others)
-        if result.ok:
-            now_s = self.clock()
-            self.left_at_s.update(dict.fromkeys(others, now_s))
-            self._absences += [(rank, now_s, None) for rank in others]
-        else:
-            self.num_refused += 1
-            logger.info("the step starts with everybody: %s", result.reason)
-            self.placement.set_members(range(self.placement.num_ranks))
+        for leave, ranks in self._by_leave(others):
+            result = self.client.release(ranks, leave.value)
+            if result.ok:
+                self._has_left(ranks)
+            else:
+                self.num_refused += 1
+                logger.info("the step starts with ep_ranks=%s as well: %s", ranks, result.reason)
+        self.placement.set_members(self._members())
 
     def look(self, step: StepControl) -> None:
         """Take in what became of the last order, and ask the policy where something has changed."""
@@ -111,10 +121,17 @@ class ReleaseControl:
             self._carry_out(decision, view, step)
 
     async def rejoin(self) -> None:
-        """Bring everybody back. Raises DeadlineExceeded, or RuntimeError with the manager's reason."""
+        """Bring everybody back who is not gone for good.
+
+        Raises DeadlineExceeded, or RuntimeError with the manager's reason.
+        """
+        await asyncio.to_thread(self.use.recall, tuple(sorted(self.left_at_s)), wait=True)
         result = await asyncio.to_thread(self.client.rejoin)
         if not result.ok:
             raise RuntimeError(f"the ranks that left cannot come back: {result.reason}")
+        if self.exited:
+            status = await asyncio.to_thread(self.client.status)
+            self.last_counters = {rank: status.last_counters.get(rank, {}) for rank in self.exited}
 
     def decisions(self, started_at_s: float, finished_at_s: float) -> tuple[DecisionRecord, ...]:
         """Every order of the step with its outcome; one that the step's end overtook says so."""
@@ -211,26 +228,48 @@ class ReleaseControl:
             )
             for move in moved
         )
-        operation_id = self.client.submit_release(decision.leavers)
-        self._order = _Order(decision=decision, at_s=self.clock(), moves=moves, operation_id=operation_id)
+        at_s = self.clock()
+        submitted = {
+            self.client.submit_release(ranks, leave.value): ranks
+            for leave, ranks in self._by_leave(decision.leavers)
+        }
+        self._order = _Order(decision=decision, at_s=at_s, moves=moves, open=submitted)
         logger.info("event=release leavers=%s moves=%d %s", decision.leavers, len(moves), decision.reason)
 
     def _take_results(self) -> None:
         for result in self.client.poll():
             order = self._order
-            if order is None or result.operation_id != order.operation_id:
+            if order is None or result.operation_id not in order.open:
                 continue
-            now_s = self.clock()
-            outcome = "done" if result.ok else result.reason
-            self._done.append(_Done(order=order, outcome=outcome, took_s=now_s - order.at_s))
-            self._order = None
+            ranks = order.open.pop(result.operation_id)
             if result.ok:
-                self.left_at_s.update(dict.fromkeys(order.decision.leavers, now_s))
-                self._absences += [(rank, now_s, None) for rank in order.decision.leavers]
+                self._has_left(ranks)
             else:
                 self.num_refused += 1
-                self.placement.set_members(self._members())
-                logger.info("ep_ranks=%s stay: %s", order.decision.leavers, result.reason)
+                order.reasons.append(result.reason)
+                logger.info("ep_ranks=%s stay: %s", ranks, result.reason)
+            if not order.open:
+                self._finish_order(order)
+
+    def _finish_order(self, order: _Order) -> None:
+        outcome = "; ".join(order.reasons) or "done"
+        self._done.append(_Done(order=order, outcome=outcome, took_s=self.clock() - order.at_s))
+        self._order = None
+        if order.reasons:
+            self.placement.set_members(self._members())
+
+    def _by_leave(self, ep_ranks: Sequence[int]) -> list[tuple[Leave, tuple[int, ...]]]:
+        ways = [
+            (leave, tuple(rank for rank in ep_ranks if self.use.leave_of(rank) is leave)) for leave in Leave
+        ]
+        return [(leave, ranks) for leave, ranks in ways if ranks]
+
+    def _has_left(self, ep_ranks: tuple[int, ...]) -> None:
+        now_s = self.clock()
+        self.left_at_s.update(dict.fromkeys(ep_ranks, now_s))
+        self._absences += [(rank, now_s, None) for rank in ep_ranks]
+        self.exited.update(rank for rank in ep_ranks if self.use.leave_of(rank) is Leave.exit)
+        self.use.left(ep_ranks)
 
     def _take_late_work(self) -> None:
         inflight, now_s = self.placement.inflight, self.clock()
@@ -240,4 +279,5 @@ class ReleaseControl:
                 (who, from_s, now_s if who == rank and to_s is None else to_s)
                 for who, from_s, to_s in self._absences
             ]
+            self.use.recall((rank,), wait=False)
             self.placement.set_members(self._members())

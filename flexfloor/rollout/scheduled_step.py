@@ -12,6 +12,7 @@ from pathlib import Path
 from flexfloor.iterations import StepIterations
 from flexfloor.membership.client import DriverClient
 from flexfloor.membership.endpoint import Endpoint
+from flexfloor.release.use import Park, WorkerUse
 from flexfloor.rollout.control import StepControl
 from flexfloor.rollout.dispatcher import run_step
 from flexfloor.rollout.engine_client import EngineClient
@@ -42,6 +43,8 @@ class Elasticity:
     """By prompt_id."""
     step_time: StepTime
     decision_interval_tokens: int
+    use: WorkerUse = field(default_factory=Park)
+    """What becomes of those who have left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,8 @@ class ScheduledResult:
     num_refused: int
     decisions: tuple[DecisionRecord, ...] = ()
     absences: tuple[Absence, ...] = ()
+    exited: tuple[int, ...] = ()
+    """Ranks that this step has ended for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +99,8 @@ async def run_scheduled(
             on_progress=watchers.on_progress,
             control=control,
         )
-    # Everybody is back by now, so every rank answers.
-    after = await engine.counters()
+    # Everybody is back by now or gone for good, so every rank answers or has left its last counters.
+    after = await engine.counters(None if releases is None else releases.last_counters)
     left_at_s = {} if releases is None else releases.left_at_s
     started_at_s, finished_at_s = result.started_at_s, result.finished_at_s
     return ScheduledResult(
@@ -114,6 +119,7 @@ async def run_scheduled(
         num_refused=0 if releases is None else releases.num_refused,
         decisions=() if releases is None else releases.decisions(started_at_s, finished_at_s),
         absences=() if releases is None else releases.absences(started_at_s),
+        exited=() if releases is None else tuple(sorted(releases.exited)),
     )
 
 
@@ -133,14 +139,26 @@ async def _releasing(
             prediction=elasticity.prediction,
             step_time=elasticity.step_time,
             decision_interval_tokens=elasticity.decision_interval_tokens,
+            use=elasticity.use,
         )
-        await asyncio.to_thread(releases.start_with, plan.members)
-        task = asyncio.create_task(releases.watch(step))
+        elasticity.use.begin((await asyncio.to_thread(client.status)).nodes)
         try:
-            yield releases
+            async with _watched(releases, plan, step):
+                yield releases
+            await releases.rejoin()
         finally:
-            task.cancel()
-            await asyncio.wait({task})
-        if not task.cancelled():
-            task.result()
-        await releases.rejoin()
+            # Not in a thread: it must also run where the step was cancelled.
+            elasticity.use.finish()
+
+
+@asynccontextmanager
+async def _watched(releases: ReleaseControl, plan: StepPlan, step: StepControl) -> AsyncIterator[None]:
+    await asyncio.to_thread(releases.start_with, plan.members)
+    task = asyncio.create_task(releases.watch(step))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()

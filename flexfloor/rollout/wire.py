@@ -3,7 +3,7 @@
 msgspec skips undecoded whatever a struct does not name, which is most of every event.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
 import msgspec
@@ -50,6 +50,11 @@ class _RankCounters(msgspec.Struct):
     num_iterations: int
     num_prefill_iterations: int
     num_idle_iterations: int
+
+
+def counters_of(dp_rank: int, counts: Mapping[str, int]) -> _RankCounters:
+    """What a rank that is gone would have answered. Raises ValueError for counters of another kind."""
+    return msgspec.convert({"dp_rank": dp_rank, **counts}, _RankCounters)
 
 
 class _RankState(msgspec.Struct):

@@ -36,7 +36,7 @@ def environment(args: ServeArgs, inherited: Mapping[str, str]) -> dict[str, str]
     """Variables to set, given those inherited; one that the user set is kept."""
     cores = sorted(os.sched_getaffinity(0))
     defaults = {
-        "SGLANG_CPU_OMP_THREADS_BIND": bind_ranks(cores, args.num_ranks),
+        "SGLANG_CPU_OMP_THREADS_BIND": bind_ranks(cores, args.num_local_ranks),
         # Waking a second thread that waits passively takes longer than the arithmetic of a small model.
         "OMP_NUM_THREADS": "1",
         # Ranks that share cores must not spin while they wait, or they starve the rank that computes.

@@ -33,6 +33,7 @@ from flexfloor.membership.messages import (
     WorkArrivedMsg,
 )
 from sglang_patches import iteration_log
+from sglang_patches.counters import IterationCounters
 from sglang_patches.elastic.delays import Delays
 from sglang_patches.elastic.drained import finish_idle_passes, is_drained
 from sglang_patches.elastic.expert_slots import ExpertLayers
@@ -181,13 +182,12 @@ class ElasticRuntime:
         stall_s = time.perf_counter() - started_s
         if not stays:
             self._memory.release()
-        num_bytes = plan.num_bytes
-        self._link.send(
-            SwitchedMsg(membership_epoch=plan.membership_epoch, stall_s=stall_s, num_bytes=num_bytes)
-        )
+        exits, num_bytes = self.ep_rank in plan.leavers_exit, plan.num_bytes
+        counters = IterationCounters.of(self._scheduler).as_dict() if exits else {}
+        self._link.send(SwitchedMsg(plan.membership_epoch, stall_s, num_bytes, counters))
         logger.info("flexfloor %s stall_ms=%.2f num_bytes=%d", plan.describe(), 1e3 * stall_s, num_bytes)
         if not stays:
-            if self.ep_rank in plan.leavers_exit:
+            if exits:
                 self._link.close()
                 # Code 0: SGLang's watchers take it for a normal end and go on serving.
                 raise SystemExit(0)

@@ -20,7 +20,7 @@ from flexfloor.membership.manager import Manager
 from flexfloor.membership.state import Membership
 from flexfloor.membership.status import MembershipStatus, OperationResult
 from sglang_patches import CONFIG_ENV, plugin_config
-from sglang_patches.elastic import routing
+from sglang_patches.elastic import group_store, routing
 from sglang_patches.elastic.topology import num_experts_of
 
 logger = logging.getLogger(__name__)
@@ -89,6 +89,9 @@ class ServerMembership:
         self._num_ranks = get_parallel().tp_size
         self._unsent: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._held: dict[str, str] = {}
+        endpoint = Endpoint.read(Path(config.folder))
+        self._store = group_store.host(endpoint)
+        """Kept: it ends with the object."""
         membership = Membership(
             ep_size=self._num_ranks,
             floor=config.floor,
@@ -96,7 +99,7 @@ class ServerMembership:
             prepare_timeout_s=config.prepare_timeout_s,
         )
         self.manager = Manager(
-            Endpoint.read(Path(config.folder)),
+            endpoint,
             membership,
             on_routing=self._on_routing,
             on_fail=_end_server,

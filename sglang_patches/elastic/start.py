@@ -2,19 +2,19 @@
 
 import os
 import secrets
+import socket
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import distributed_c10d
 
 from flexfloor.experts.placement import ExpertPlacement, canonical
 from flexfloor.membership.agent import AgentLink
-from flexfloor.membership.endpoint import Endpoint
 from flexfloor.membership.messages import HelloMsg
 from sglang_patches import CONFIG_ENV, plugin_config
+from sglang_patches.elastic import group_store
 from sglang_patches.elastic.delays import Delays
 from sglang_patches.elastic.expert_slots import ExpertLayers, create_reserved
 from sglang_patches.elastic.graphs import GraphSets
@@ -61,7 +61,9 @@ def create_experts(create: Callable[[int], None], layer: Any, num_own: int) -> N
 def _build(scheduler: Any, config: PluginConfig, placement: ExpertPlacement) -> ElasticRuntime:
     ep_rank, num_ranks = scheduler.tp_group.rank_in_group, scheduler.tp_group.world_size
     model = scheduler.tp_worker.model_runner.model
-    store = _store(config)
+    folder = Path(config.folder)
+    endpoint = group_store.agreed_endpoint(scheduler.tp_group, folder)
+    store = group_store.connect(endpoint, folder, config.prepare_timeout_s)
     groups = GroupFactory(store, timeout_s=config.prepare_timeout_s)
     full = tuple(range(num_ranks))
     groups.keep(full, scheduler.tp_group)
@@ -85,15 +87,10 @@ def _build(scheduler: Any, config: PluginConfig, placement: ExpertPlacement) -> 
         moves_dense=memory.loses_dense,
         delay=Delays(config.delays, ep_rank, "prepare").at,
     )
-    link = AgentLink(Endpoint.read(Path(config.folder)), _hello(ep_rank, config))
+    link = AgentLink(endpoint.for_peer(), _hello(ep_rank))
     link.start()
     delays = Delays(config.delays, ep_rank, "loop")
     return ElasticRuntime(scheduler, ep_rank, link, preparer, experts, memory, placement, delays, graphs)
-
-
-def _store(config: PluginConfig) -> distributed_c10d.Store:
-    # A file of the server's own folder: a store inside a rank would end with that rank.
-    return torch._C._distributed_c10d.FileStore(str(Path(config.folder) / "groups"))
 
 
 def _weight_version() -> object:
@@ -102,16 +99,16 @@ def _weight_version() -> object:
     return get_serving().weight_version
 
 
-def _hello(ep_rank: int, config: PluginConfig) -> HelloMsg:
+def _hello(ep_rank: int) -> HelloMsg:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     return HelloMsg(
         ep_rank=ep_rank,
         incarnation=secrets.randbits(62),
         pid=os.getpid(),
+        node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         weight_version=str(_weight_version()),
         flexfloor_version=version("flexfloor"),
         sglang_version=version("sglang"),
         patches=sorted(HookRegistry._patched),
-        token=Endpoint.read(Path(config.folder)).token,
     )

@@ -16,7 +16,7 @@ class RolloutFigures:
     """The same if nobody had left."""
     response_tokens: int
     worker_iterations: int | None
-    """None where a rank has gone for good, whose count nobody can read."""
+    """None where nobody can tell the count of a rank."""
     static_worker_iterations: int | None
     """Every rank in each iteration of the rank that had most."""
     num_releases: int

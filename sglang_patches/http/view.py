@@ -16,7 +16,7 @@ def membership_json(status: MembershipStatus, *, mode: str, release: str, clock_
         "members": list(status.members),
         "routed": list(status.routed),
         "states": {str(rank): state for rank, state in sorted(status.states.items())},
-        "nodes": {str(rank): node for rank, node in sorted(_nodes(status).items())},
+        "nodes": {str(rank): node for rank, node in sorted(status.nodes.items())},
         "weight_versions": {str(rank): version for rank, version in sorted(status.weight_versions.items())},
         "floor": status.floor,
         "experts_per_rank": {str(rank): count for rank, count in sorted(status.experts_per_rank.items())},
@@ -56,11 +56,6 @@ def choose_returners(num_ranks: int, status: MembershipStatus) -> tuple[int, ...
     if num_ranks > len(away):
         raise ValueError(f"num_ranks={num_ranks}: {len(away)} ranks are parked or on their way there")
     return tuple(away[:num_ranks])
-
-
-def _nodes(status: MembershipStatus) -> Mapping[int, str]:
-    nodes: Mapping[int, str] = getattr(status, "nodes", {})
-    return nodes
 
 
 def _switch_json(switch: SwitchRecord, clock_zero_s: float) -> Event:

@@ -24,6 +24,7 @@ def hello(ep_rank: int, **changes: object) -> m.HelloMsg:
         "ep_rank": ep_rank,
         "incarnation": 100 + ep_rank,
         "pid": 1,
+        "node": f"node{ep_rank // 2}",
         "weight_version": 0,
         "flexfloor_version": "0.1.0",
         "sglang_version": "0.5.23",

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from flexfloor.config.choices import Batching, LossAgg, StartingSize
+from flexfloor.config.choices import Batching, LossAgg, ReleaseUse, StartingSize
 from flexfloor.config.rules import validate
 from flexfloor.config.schema import (
     AdvantageNorm,
@@ -51,6 +51,9 @@ REFUSED = [
         "trainer.num_ranks",
         "one node has 6 devices",
     ),
+    ({**STATIC, "release.use": ReleaseUse.exit}, "release.use", "nobody leaves a static group"),
+    ({"release.command": ["true"]}, "release.command", "nothing runs it with release.use=park"),
+    ({"release.use": ReleaseUse.command}, "release.command", "names no command to run"),
     ({"trainer.ep_size": 3, "trainer.num_ranks": 3}, "trainer.ep_size", "one of 1, 2, 4, 8"),
     ({"trainer.num_ranks": 3}, "trainer.num_ranks", "multiple of 2"),
     ({"trainer.tp_size": 4, "trainer.num_ranks": 2}, "trainer.num_ranks", "trainer.tp_size"),
@@ -149,7 +152,15 @@ REFUSED = [
     ({"membership.operation_timeout_s": 0.0}, "membership.operation_timeout_s", "above 0"),
     ({"membership.park_frees": ["kv", "disk"]}, "membership.park_frees", "unknown: disk"),
     ({"rollout.ep_size": 1}, "membership.mode", "or choose membership=static"),
-    (ELASTIC_TWO_NODES, "membership.mode", "cluster.num_nodes=2"),
+    (ELASTIC_TWO_NODES, "membership.folder", "must find its membership manager"),
+    ({"release.use": ReleaseUse.slurm}, "cluster.server_url", "has one node only"),
+    ({"release.every_step": True}, "release.every_step", "ends no worker before the last step"),
+    (
+        {"release.every_step": True, "release.use": ReleaseUse.exit}
+        | {"cluster.server_url": "http://localhost:30000", "membership.folder": "m"},
+        "release.every_step",
+        "did not start this server",
+    ),
     ({"cluster.server_url": "http://localhost:30000"}, "membership.folder", "--flexfloor-folder"),
     ({"num_steps": 0}, "num_steps", "at least 1"),
     ({"seed": 2**31}, "seed", "31 bits"),

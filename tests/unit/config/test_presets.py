@@ -14,6 +14,7 @@ GIB = 1024**3
 RUN = "run_dir=runs/test"
 ATTACHED = ["cluster.server_url=http://node1:30000", "cluster.trainer_endpoint=tcp://node1:5555"]
 MATH = ["data.path=math.jsonl", "model.path=checkpoint"]
+ELASTIC = ["membership=elastic", "membership.floor=2"]
 COMMAND_LINES = {
     "quickstart": ["experiment=quickstart"],
     "8xh200": ["experiment=qwen3_30b_a3b_8xh200", *MATH],
@@ -21,6 +22,15 @@ COMMAND_LINES = {
     "16xh200": ["experiment=qwen3_30b_a3b_16xh200", *MATH, *ATTACHED],
     "16xh100": ["experiment=qwen3_30b_a3b_16xh100", *MATH, *ATTACHED],
     "parquet": ["experiment=qwen3_30b_a3b_8xh200", *MATH, "data=parquet"],
+    "release_exit": ["experiment=quickstart", *ELASTIC, "release=exit"],
+    "release_command": ["experiment=quickstart", *ELASTIC, "release=command", "release.command=[true]"],
+    "release_slurm": [
+        "experiment=quickstart",
+        *ELASTIC,
+        "release=slurm",
+        *ATTACHED[:1],
+        "membership.folder=m",
+    ],
     "hf_disk": ["experiment=qwen3_30b_a3b_8xh200", *MATH, "data=hf_disk", "scheduling=least_inflight"],
     "reasoning_gym": ["experiment=qwen3_30b_a3b_8xh200", "model.path=checkpoint", "data=reasoning_gym"],
 }

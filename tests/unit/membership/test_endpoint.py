@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from flexfloor.errors import DeadlineExceeded
 from flexfloor.membership.endpoint import Endpoint
 
 
@@ -76,3 +78,50 @@ def test_tcp_endpoint_has_keys_and_survives_json() -> None:
     assert Endpoint.tcp("::1", 4000).curve != endpoint.curve
     with pytest.raises(ValueError, match="required field"):
         Endpoint.from_json({"address": "tcp://a:1"})
+
+
+def test_published_endpoint_is_read_whole_by_its_owner_only(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    Endpoint.local(folder)
+    endpoint = Endpoint.tcp("127.0.0.1", 4000, launch="job 7")
+    endpoint.publish(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["endpoint.json"]
+    assert stat.S_IMODE((folder / "endpoint.json").stat().st_mode) == 0o600
+    assert Endpoint.read(folder) == endpoint
+    assert Endpoint.wait(folder, launch="job 7", timeout_s=0.0) == endpoint
+    (folder / "endpoint.json").chmod(0o640)
+    with pytest.raises(ValueError, match=r"endpoint\.json is a link or open to others"):
+        Endpoint.read(folder)
+
+
+def test_a_unix_server_in_the_same_folder_takes_over(tmp_path: Path) -> None:
+    Endpoint.tcp("127.0.0.1", 4000).publish(tmp_path / "m")
+    endpoint = Endpoint.local(tmp_path / "m")
+    assert Endpoint.read(tmp_path / "m") == endpoint
+
+
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    Endpoint.tcp("127.0.0.1", 4000).publish(tmp_path / "m")
+    (tmp_path / "m" / "endpoint.json").write_text('{"address": 5')
+    with pytest.raises(ValueError, match=r"m/endpoint\.json holds no endpoint: .* Fix: start"):
+        Endpoint.read(tmp_path / "m")
+
+
+def test_waiting_for_another_launch_says_what_lies_there(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    with pytest.raises(
+        DeadlineExceeded, match=r"launch 'job 8' after 0 s: no such file\. Fix: start the server"
+    ):
+        Endpoint.wait(folder, launch="job 8", timeout_s=0.0)
+    Endpoint.tcp("127.0.0.1", 4000, launch="job 7").publish(folder)
+    with pytest.raises(DeadlineExceeded, match="it is of launch 'job 7'"):
+        Endpoint.wait(folder, launch="job 8", timeout_s=0.0)
+
+
+def test_an_endpoint_published_later_ends_the_wait(tmp_path: Path) -> None:
+    endpoint = Endpoint.tcp("127.0.0.1", 4000, launch="job 8")
+    Endpoint.tcp("127.0.0.1", 4000, launch="job 7").publish(tmp_path / "m")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(Endpoint.wait, tmp_path / "m", launch="job 8", timeout_s=20.0)
+        endpoint.publish(tmp_path / "m")
+        assert waiting.result(20.0) == endpoint

@@ -10,8 +10,8 @@ from flexfloor.membership.peers import Peers
 from flexfloor.membership.state import Membership
 
 HELLO = m.HelloMsg(
-    ep_rank=1, incarnation=7, pid=99, weight_version="v1", flexfloor_version="0.1.0", sglang_version="0.5.23",
-    patches=["a"], token="secret", mailbox={"port": 5, "name": b"x"},
+    ep_rank=1, incarnation=7, pid=99, node="n1", weight_version="v1", flexfloor_version="0.1.0",
+    sglang_version="0.5.23", patches=["a"], token="secret", mailbox={"port": 5, "name": b"x"},
 )  # fmt: skip
 FULL = canonical(8, 4)
 PLAN = m.PrepareMsg(

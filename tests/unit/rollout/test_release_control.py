@@ -24,14 +24,17 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, ...]] = []
+        self.leaves: list[str] = []
         self.results: list[OperationResult] = []
         self.refusal = ""
 
-    def submit_release(self, ep_ranks: Sequence[int]) -> str:
+    def submit_release(self, ep_ranks: Sequence[int], leave: str) -> str:
         self.asked.append(tuple(ep_ranks))
+        self.leaves.append(leave)
         return f"operation {len(self.asked) - 1}"
 
-    def release(self, ep_ranks: Sequence[int]) -> OperationResult:
+    def release(self, ep_ranks: Sequence[int], leave: str) -> OperationResult:
+        self.leaves.append(leave)
         self.asked.append(tuple(ep_ranks))
         return _result("at once", self.refusal)
 

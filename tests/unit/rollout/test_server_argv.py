@@ -14,11 +14,13 @@ from flexfloor.config import (
     LoggingConfig,
     MembershipConfig,
     ModelConfig,
+    ReleaseConfig,
     RolloutConfig,
     SchedulingConfig,
     TrainConfig,
     TrainerConfig,
 )
+from flexfloor.config.choices import ReleaseUse
 from flexfloor.config.schema import (
     Collectives,
     DataSource,
@@ -64,6 +66,7 @@ def make_config(**rollout: Any) -> TrainConfig:
         data=DataConfig(source=DataSource.arithmetic, num_prompts=1, reward="arithmetic"),
         rollout=RolloutConfig(**{**values, **rollout}),
         membership=MembershipConfig(mode=MembershipMode.static),
+        release=ReleaseConfig(use=ReleaseUse.park),
         scheduling=SchedulingConfig(placement=Placement.round_robin),
         algorithm=AlgorithmConfig(),
         trainer=TrainerConfig(

@@ -117,12 +117,12 @@ def sglang_flag_spellings() -> Iterator[set[str]]:
         (["--enable-eplb"], [("--enable-eplb", "on")]),
         (["--quantization", "fp8"], [("--quantization", "fp8")]),
         (["--grpc-mode=x", "--enable-lora", "--tp", "4"], [("--grpc-mode", "x"), ("--enable-lora", "on")]),
-        (["--pp-size", "1", "--nnodes=1", "--disaggregation-mode", "null"], []),
+        (["--pp-size", "1", "--nnodes=2", "--disaggregation-mode", "null"], []),
         (["--pp-size=2", "--pp-size", "1"], [("--pp-size", "2")]),
         (["--load-balance-method", "total_tokens"], []),
         (["--load-balance-method=random"], [("--load-balance-method", "random")]),
-        (["--nnodes", "--tp", "4"], [("--nnodes", "")]),
-        (["--nnodes"], [("--nnodes", "")]),
+        (["--pp-size", "--tp", "4"], [("--pp-size", "")]),
+        (["--pp-size"], [("--pp-size", "")]),
     ],
 )
 def test_what_elastic_membership_cannot_be_combined_with(
