@@ -12,6 +12,7 @@ COLLECTIVES = ("gloo", "shm")
 MEMBERSHIPS = ("static", "elastic")
 EXPERT_SLOTS = ("exact", "reserved")
 PARK_FREES = ("experts", "kv", "dense")
+RELEASES = ("manual", "drained", "policy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,12 @@ class PluginConfig:
     """Fewest ranks that may serve."""
     folder: str = ""
     """Folder of the manager's socket and token, only for this user. Set with `membership=elastic`."""
+    release: str = "manual"
+    """Who decides when ranks leave: `manual`: a driver. `drained`, `policy`: the server, as it sees fit."""
+    release_quiet_s: float = 0.1
+    """How long no request may have arrived before the server lets drained ranks go."""
+    clock: str = "neutral"
+    """Cost model of `release=policy`."""
     expert_slots: str = "exact"
     """`reserved`: every rank keeps ceil(experts / floor) slots per layer from the start."""
     park_frees: tuple[str, ...] = ("experts", "kv")
@@ -49,6 +56,7 @@ class PluginConfig:
             ("collectives", COLLECTIVES),
             ("membership", MEMBERSHIPS),
             ("expert_slots", EXPERT_SLOTS),
+            ("release", RELEASES),
         ):
             value = getattr(self, name)
             if value not in known:

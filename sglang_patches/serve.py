@@ -11,9 +11,18 @@ Own flags:
                                      elastic: ranks may leave the EP group during a rollout and return.
                                      Needs --tp-size = --dp-size = --ep-size and --enable-dp-attention.
   --flexfloor-floor N                fewest ranks that may serve (default 1).
-  --flexfloor-folder FOLDER          folder, for this user only, of the membership manager's socket and token
-                                     (default: one per port below the user's runtime folder). Needed with
-                                     --nnodes: the same folder on all nodes, on a shared file system.
+  --flexfloor-release manual|drained|policy
+                                     who says when ranks leave. manual (default): a driver, over the routes
+                                     under /flexfloor/ or the manager's socket. drained: the server itself, as
+                                     soon as a rank has nothing to do. policy: the server, where the cost
+                                     model says that it pays.
+  --flexfloor-release-quiet S        drained and policy wait until no request has come for so long (default
+                                     0.1 s).
+  --flexfloor-clock NAME             cost model of policy: neutral (default), h20, h100, h200.
+  --flexfloor-folder FOLDER          folder, for this user only, of the membership manager's socket and of the
+                                     token that the changing routes ask for (default: one per port below the
+                                     user's runtime folder). Needed with --nnodes: the same folder on all
+                                     nodes, on a shared file system.
   --flexfloor-bind unix|tcp://NODE0:PORT
                                      where the manager listens (default: a unix socket in the folder). tcp:
                                      encrypted, keys in the folder; PORT + 1 is taken as well. With --nnodes
@@ -66,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.device == "cpu":
         sglang_flags = profile.fill_flags(args)
         environment.update(profile.environment(args, environment))
-    if args.membership == "elastic":
+    if args.membership == "elastic" or args.node_rank == 0:
+        # A static server has nothing but a token in it, which its first node's routes ask for.
         args = replace(args, folder=prepare_folder(args))
     if args.iteration_log:
         args = replace(args, iteration_log=prepare_log_folder(args.iteration_log, args.node_rank))

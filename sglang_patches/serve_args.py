@@ -8,9 +8,18 @@ from sglang_patches import member_sets, nodes
 from sglang_patches.elastic.delays import DelayConfig
 from sglang_patches.elastic_flags import unsupported
 from sglang_patches.member_sets import MemberSets
-from sglang_patches.plugin_config import COLLECTIVES, EXPERT_SLOTS, MEMBERSHIPS, PARK_FREES, PluginConfig
+from sglang_patches.plugin_config import (
+    COLLECTIVES,
+    EXPERT_SLOTS,
+    MEMBERSHIPS,
+    PARK_FREES,
+    RELEASES,
+    PluginConfig,
+)
 
 _OWN_PREFIX = "--flexfloor-"
+CLOCKS = ("neutral", "h20", "h100", "h200")
+"""Of flexfloor.scheduling.clocks, which is not imported for a name."""
 _TP_FLAGS = ("--tp-size", "--tensor-parallel-size", "--tp")
 _PP_FLAGS = ("--pp-size", "--pipeline-parallel-size", "--pp")
 _DP_FLAGS = ("--dp-size", "--data-parallel-size", "--dp")
@@ -33,6 +42,9 @@ class ServeArgs:
     membership: str = "static"
     floor: int = 1
     folder: str = ""
+    release: str = "manual"
+    release_quiet_s: float = 0.1
+    clock: str = "neutral"
     bind: str = nodes.UNIX
     expert_slots: str = "exact"
     park_frees: tuple[str, ...] = ("experts", "kv")
@@ -74,11 +86,8 @@ def parse(argv: Sequence[str]) -> ServeArgs:
 
 def _membership_args(own: dict[str, str], device: str) -> dict[str, Any]:
     floor = own.pop("--flexfloor-floor", "1")
-    timeout = own.pop("--flexfloor-prepare-timeout", "120")
     if not floor.isdecimal():
         _refuse("--flexfloor-floor", floor, "not a number of ranks", "give an integer of 1 or more")
-    if not timeout.replace(".", "", 1).isdecimal() or float(timeout) <= 0:
-        _refuse("--flexfloor-prepare-timeout", timeout, "not a time in seconds", "give a positive number")
     return {
         "membership": own.pop("--flexfloor-membership", "static"),
         "floor": int(floor),
@@ -87,9 +96,19 @@ def _membership_args(own: dict[str, str], device: str) -> dict[str, Any]:
         "expert_slots": own.pop("--flexfloor-expert-slots", "exact" if device == "cpu" else "reserved"),
         "park_frees": _listed(own.pop("--flexfloor-park-frees", "experts,kv")),
         "member_sets": _member_sets(own.pop("--flexfloor-member-sets", "")),
-        "prepare_timeout_s": float(timeout),
+        "prepare_timeout_s": _seconds(own, "--flexfloor-prepare-timeout", "120"),
+        "release": own.pop("--flexfloor-release", "manual"),
+        "release_quiet_s": _seconds(own, "--flexfloor-release-quiet", "0.1"),
+        "clock": own.pop("--flexfloor-clock", "neutral"),
         "delays": _delays(own.pop("--flexfloor-delays", "")),
     }
+
+
+def _seconds(own: dict[str, str], flag: str, default: str) -> float:
+    text = own.pop(flag, default)
+    if not text.replace(".", "", 1).isdecimal() or float(text) <= 0:
+        _refuse(flag, text, "not a time in seconds", "give a positive number")
+    return float(text)
 
 
 def _member_sets(text: str) -> MemberSets:
@@ -174,8 +193,19 @@ def _check(args: ServeArgs) -> None:
         _check_dp_attention(args.sglang_flags)
     if args.membership not in MEMBERSHIPS:
         _refuse("--flexfloor-membership", args.membership, "unknown", f"one of {', '.join(MEMBERSHIPS)}")
+    _check_release(args)
     if args.membership == "elastic":
         _check_elastic(args)
+
+
+def _check_release(args: ServeArgs) -> None:
+    if args.release not in RELEASES:
+        _refuse("--flexfloor-release", args.release, "unknown", f"one of {', '.join(RELEASES)}")
+    if args.release != "manual" and args.membership == "static":
+        problem = "nobody can leave a static group"
+        _refuse("--flexfloor-release", args.release, problem, "add --flexfloor-membership elastic")
+    if args.clock not in CLOCKS:
+        _refuse("--flexfloor-clock", args.clock, "unknown", f"one of {', '.join(CLOCKS)}")
 
 
 def _check_elastic(args: ServeArgs) -> None:

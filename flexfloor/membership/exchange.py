@@ -20,7 +20,7 @@ from flexfloor.membership.errors import FenceRefused, MembershipFailed
 from flexfloor.membership.events import Leave
 from flexfloor.membership.peers import AgentPeer, Peers
 from flexfloor.membership.state import InvalidTransition, Membership, Outcome
-from flexfloor.membership.status import OperationResult
+from flexfloor.membership.status import MembershipStatus, OperationResult
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ class Exchange:
         *,
         on_routing: Callable[[tuple[int, ...], tuple[int, ...]], None],
         on_fail: Callable[[str], None],
+        on_status: Callable[[MembershipStatus], None],
+        on_result: Callable[[OperationResult], None],
         clock: Callable[[], float],
         heartbeat_timeout_s: float,
     ) -> None:
@@ -47,6 +49,8 @@ class Exchange:
         self._peers = peers
         self._on_routing = on_routing
         self._on_fail = on_fail
+        self._on_status = on_status
+        self._on_result = on_result
         self._clock = clock
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._events: deque[e.Event] = deque()
@@ -233,6 +237,7 @@ class Exchange:
         self.status = replace(
             self._membership.status(), nodes=self._peers.nodes(), last_counters=dict(self._last_counters)
         )
+        self._on_status(self.status)
         if self._membership.is_ready:
             self.is_settled.set()
         for command in commands:
@@ -286,6 +291,7 @@ class Exchange:
             reason=command.reason,
             membership_epoch=command.membership_epoch,
         )
+        self._on_result(result)
         for waiter in self._waiters.pop(command.operation_id, ()):
             if isinstance(waiter, bytes):
                 self._send(

@@ -45,6 +45,8 @@ class Manager:
         on_routing: takes the ranks that get new requests, and the members of the group; first called when all
             ranks have joined.
         on_fail: takes the reason why the group cannot go on, with the story. Called once at most.
+        on_status: takes the status after every event that may have changed it.
+        on_result: takes every result, whoever asked; a repeated operation_id gives it again.
         heartbeat_timeout_s: a rank that is silent for so long is lost.
     """
 
@@ -55,6 +57,8 @@ class Manager:
         *,
         on_routing: Callable[[tuple[int, ...], tuple[int, ...]], None],
         on_fail: Callable[[str], None],
+        on_status: Callable[[MembershipStatus], None] = lambda _status: None,
+        on_result: Callable[[OperationResult], None] = lambda _result: None,
         clock: Callable[[], float] = time.monotonic,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     ) -> None:
@@ -71,6 +75,8 @@ class Manager:
             self._peers,
             on_routing=on_routing,
             on_fail=on_fail,
+            on_status=on_status,
+            on_result=on_result,
             clock=clock,
             heartbeat_timeout_s=heartbeat_timeout_s,
         )
@@ -125,6 +131,12 @@ class Manager:
         name, ranks = operation_id or uuid.uuid4().hex, tuple(ep_ranks)
         future: Future[OperationResult] = Future()
         self._call(lambda: self._exchange.start_rejoin(name, ranks, future), future)
+        return future
+
+    def taken_up(self) -> Future[None]:
+        """Done when every call before it was looked at: a refusal is known by then."""
+        future: Future[None] = Future()
+        self._call(lambda: _set(future), future)
         return future
 
     def fence(self, full: bool) -> Future[str]:
@@ -198,3 +210,8 @@ class Manager:
         for _, future in self._calls:
             if future is not None and future.set_running_or_notify_cancel():
                 future.set_exception(MembershipFailed(self._reason_of_end()))
+
+
+def _set(future: Future[None]) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_result(None)

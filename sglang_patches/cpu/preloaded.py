@@ -11,6 +11,7 @@ import setproctitle
 import sglang.srt.managers.data_parallel_controller
 import sglang.srt.managers.detokenizer_manager
 import sglang.srt.managers.scheduler
+import sglang.srt.managers.tokenizer_manager
 import sglang.srt.models.registry  # noqa: F401
 from sglang.srt.utils import set_ulimit
 

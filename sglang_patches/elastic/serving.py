@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from flexfloor.membership.endpoint import Endpoint
 from flexfloor.membership.manager import Manager
 from flexfloor.membership.state import Membership
+from flexfloor.membership.status import MembershipStatus, OperationResult
 from sglang_patches import CONFIG_ENV, plugin_config
 from sglang_patches.elastic import group_store, routing
 from sglang_patches.elastic.topology import num_experts_of
@@ -57,10 +58,15 @@ def current() -> "ServerMembership | None":
     return _current
 
 
-def start(tokenizer_manager: Any) -> None:
-    """Start the manager. The ranks say hello to it as they become ready."""
+def start(
+    tokenizer_manager: Any,
+    on_status: Callable[[MembershipStatus], None],
+    on_result: Callable[[OperationResult], None],
+) -> "ServerMembership":
+    """Start the manager. The ranks say hello to it as they become ready; see Manager for the callbacks."""
     global _current
-    _current = ServerMembership(tokenizer_manager)
+    _current = ServerMembership(tokenizer_manager, on_status, on_result)
+    return _current
 
 
 class CallRefused(RuntimeError):
@@ -70,7 +76,12 @@ class CallRefused(RuntimeError):
 class ServerMembership:
     """Manager, routing and fences of one server."""
 
-    def __init__(self, tokenizer_manager: Any) -> None:
+    def __init__(
+        self,
+        tokenizer_manager: Any,
+        on_status: Callable[[MembershipStatus], None] = lambda _status: None,
+        on_result: Callable[[OperationResult], None] = lambda _result: None,
+    ) -> None:
         from sglang.srt.runtime_context import get_parallel
 
         config = plugin_config.read(os.environ[CONFIG_ENV])
@@ -92,6 +103,8 @@ class ServerMembership:
             membership,
             on_routing=self._on_routing,
             on_fail=_end_server,
+            on_status=on_status,
+            on_result=on_result,
         )
         self.manager.start()
 

@@ -5,10 +5,18 @@ from typing import Any, NoReturn
 
 def num_experts_of(text_config: Any) -> int:
     """Routed experts of a model's Hugging Face configuration."""
+    num_experts = known_num_experts(text_config)
+    if not num_experts:
+        _refuse("the model has no routed experts", "serve it with --flexfloor-membership static")
+    return num_experts
+
+
+def known_num_experts(text_config: Any) -> int:
+    """The same, 0 for a model without."""
     for name in ("num_experts", "n_routed_experts", "num_local_experts"):
         if getattr(text_config, name, None):
             return int(getattr(text_config, name))
-    _refuse("the model has no routed experts", "serve it with --flexfloor-membership static")
+    return 0
 
 
 def check_topology(scheduler: Any, num_experts: int, floor: int) -> None:

@@ -4,11 +4,23 @@ from collections.abc import Callable
 from typing import Any
 
 
-def start_membership_manager(_result: Any, tokenizer_manager: Any, *_args: Any, **_kwargs: Any) -> None:
+def start_server_side(_result: Any, tokenizer_manager: Any, *_args: Any, **_kwargs: Any) -> None:
     """After `TokenizerManager.__init__`."""
-    from sglang_patches.elastic import serving
+    from sglang_patches import server_side
 
-    serving.start(tokenizer_manager)
+    server_side.start(tokenizer_manager)
+
+
+def take_request(_tokenizer_manager: Any, message: Any) -> None:
+    """Before `TokenizerManager._dispatch_to_scheduler`, through which requests and control calls go."""
+    from sglang_patches import server_side
+
+    side = server_side.current()
+    if side is None:
+        return
+    for request in getattr(message, "batch", (message,)):
+        if hasattr(request, "routed_dp_rank"):
+            side.take_request(request)
 
 
 def send_waiting_routing(original: Callable[..., Any], tokenizer_manager: Any) -> None:

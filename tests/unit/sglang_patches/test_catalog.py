@@ -48,7 +48,8 @@ def test_hook_files_import_nothing_heavy() -> None:
 
 
 def test_rows_follow_device_and_collectives() -> None:
-    assert targets(device="cuda") == {"run_batch", "get_internal_state"}
+    server = {"__init__", "_dispatch_to_scheduler", "decide_request_auth"}
+    assert targets(device="cuda") == {"run_batch", "get_internal_state", *server}
     assert targets(device="cuda", iteration_log="/run/log") - targets(device="cuda") == {"retract_decode"}
     assert "exchange_sync_rows" not in targets(device="cpu")
     assert "exchange_sync_rows" in targets(device="cpu", collectives="shm")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sglang_patches import plugin_config
 from sglang_patches.elastic.delays import DelayConfig
-from sglang_patches.plugin_config import EXPERT_SLOTS, PARK_FREES, PluginConfig
+from sglang_patches.plugin_config import EXPERT_SLOTS, PARK_FREES, RELEASES, PluginConfig
 
 SECONDS = st.floats(0.0, 1e6)
 DELAYS = st.builds(
@@ -24,6 +24,8 @@ CONFIGS = st.builds(
     membership=st.sampled_from(["static", "elastic"]),
     floor=st.integers(1, 64),
     folder=st.text(max_size=10),
+    release=st.sampled_from(RELEASES),
+    release_quiet_s=SECONDS,
     expert_slots=st.sampled_from(EXPERT_SLOTS),
     park_frees=st.lists(st.sampled_from(PARK_FREES), unique=True).map(tuple),
     prepare_timeout_s=SECONDS,
@@ -59,6 +61,7 @@ def test_all_but_the_device_may_be_left_out(path: Path) -> None:
         ('{"device": "cpu", "membership": "often"}', "membership='often', must be one of static, elastic"),
         ('{"device": "cpu", "expert_slots": null}', "expert_slots=None, must be one of exact, reserved"),
         ('{"device": "cpu", "collectives": "mpi"}', "must be one of gloo, shm"),
+        ('{"device": "cpu", "release": "now"}', "release='now', must be one of manual, drained, policy"),
         ('{"device": "cpu", "park_frees": ["kv", "disk"]}', "park_frees=kv,disk, may hold experts"),
         ('{"device": "cpu", "park_frees": 1}', "not iterable"),
         ('{"device": "cpu", "floor": 0}', "floor=0, must be 1 or more"),

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from flexfloor.membership.endpoint import Endpoint
+from flexfloor.scheduling import clocks
 from sglang_patches import plugin_config, serve, verify
 from sglang_patches.cpu import model_modules, profile
 from sglang_patches.elastic.delays import DelayConfig
 from sglang_patches.elastic_flags import ONLY, SWITCHES, unsupported
-from sglang_patches.serve_args import ServeArgs, parse
+from sglang_patches.serve_args import CLOCKS, ServeArgs, parse
 
 CPU = ["--model-path", "m", "--device", "cpu"]
 FOUR = ["--tp-size", "4", "--ep-size", "4", "--dp-size=4", "--enable-dp-attention", "--enable-dp-lm-head"]
@@ -66,6 +67,18 @@ def test_every_flag_of_elastic_membership_arrives() -> None:
         prepare_timeout_s=2.5,
         delays=DelayConfig(probability=0.25, min_s=0.1, max_s=3.0, seed=9),
     )
+
+
+def test_the_server_releases_only_when_told_to() -> None:
+    args = parse([*CPU, *FOUR, *DENSE, *ELASTIC])
+    assert (args.release, args.release_quiet_s, args.clock) == ("manual", 0.1, "neutral")
+    own = ["--flexfloor-release=policy", "--flexfloor-release-quiet", "0.5", "--flexfloor-clock", "h200"]
+    config = parse([*CPU, *FOUR, *DENSE, *ELASTIC, *own]).plugin_config()
+    assert (config.release, config.release_quiet_s, config.clock) == ("policy", 0.5, "h200")
+
+
+def test_the_clocks_that_a_flag_may_name_are_those_that_there_are() -> None:
+    assert set(CLOCKS) == set(clocks.NAMES)
 
 
 def test_a_device_with_graphs_reserves_slots_unless_told_otherwise() -> None:
@@ -147,6 +160,10 @@ def test_number_of_ranks(flags: list[str], num_ranks: int) -> None:
         ([*CPU, "--flexfloor-prepare-timeout", "0"], "--flexfloor-prepare-timeout=0: not a time in seconds"),
         ([*CPU, "--flexfloor-prepare-timeout", "1.2.3"], "=1.2.3: not a time in seconds"),
         ([*CPU, "--flexfloor-prepare-timeout", "soon"], "Fix: give a positive number"),
+        ([*CPU, "--flexfloor-release", "soon"], "=soon: unknown. Fix: one of manual, drained, policy"),
+        ([*CPU, "--flexfloor-release=drained"], "nobody can leave a static group. Fix: add --flexfloor-memb"),
+        ([*CPU, "--flexfloor-release-quiet", "0"], "--flexfloor-release-quiet=0: not a time in seconds"),
+        ([*CPU, "--flexfloor-clock", "b200"], "--flexfloor-clock=b200: unknown. Fix: one of neutral, h20"),
         ([*CPU, "--flexfloor-delays", "0.5"], "--flexfloor-delays=0.5: not probability,min_s,max_s,seed"),
         ([*CPU, "--flexfloor-delays", "0.5,1,2,x"], "Fix: for example 0.01,0.2,2,0"),
         ([*CPU, "--flexfloor-membership", "often"], "=often: unknown. Fix: one of static, elastic"),
@@ -281,7 +298,7 @@ def test_the_server_takes_over_the_pid_and_can_read_the_configuration(tmp_path: 
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "sglang_patches.serve", "--device", "cuda", "--model-path", "m"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -289,7 +306,10 @@ def test_the_server_takes_over_the_pid_and_can_read_the_configuration(tmp_path: 
     pid, argv, config = json.loads(stdout)
     assert pid == process.pid
     assert argv == ["--device", "cuda", "--model-path", "m"]
-    expected = plugin_config.PluginConfig(device="cuda", expert_slots="reserved")
+    folder = tmp_path / "flexfloor-30000"
+    expected = plugin_config.PluginConfig(device="cuda", expert_slots="reserved", folder=str(folder))
+    # Its token is what the changing routes ask for, of a static server too.
+    assert Endpoint.read(folder).token
     assert config == json.loads(plugin_config.dump(expected))
 
 
@@ -304,5 +324,6 @@ def test_help_names_our_flags(capsys: pytest.CaptureFixture[str]) -> None:
     serve.main(["--help"])
     text = capsys.readouterr().out
     assert "--flexfloor-collectives gloo|shm" in text
-    for name in ("membership", "floor", "folder", "expert-slots", "park-frees", "prepare-timeout", "delays"):
+    names = ("membership", "floor", "folder", "expert-slots", "park-frees", "prepare-timeout", "delays")
+    for name in (*names, "release", "release-quiet", "clock"):
         assert f"\n  --flexfloor-{name} " in text

@@ -1,0 +1,1 @@
+"""The routes under /flexfloor/ in the server's main process."""
