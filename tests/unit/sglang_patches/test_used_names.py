@@ -110,3 +110,10 @@ def test_the_installed_sglang_passes_and_the_table_marks_what_differs(
     assert f"| **same / changed / missing** | {num_targets} / 0 / 0 | 0 / 0 / {num_targets} |" in lines
     assert "| name `runtime_context:get_parallel` | there | missing |" in lines
     assert len(lines) == len(set(lines))
+
+
+def test_the_page_of_versions_has_every_target() -> None:
+    page = (SCRIPT.parents[1] / "docs" / "sglang_versions.md").read_text()
+    targets = {patch.target.removeprefix("sglang.srt.") for patch in PATCHES}
+    missing = sorted(target for target in targets if f"| `{target}` |" not in page)
+    assert not missing, "new hooks: make the page's table again, see `--page` of scripts/check_sglang.py"
