@@ -61,7 +61,7 @@ def _guarded(handler: Handler, side: "ServerSide", *, changes: bool) -> Callable
             return _reply(504, reason="the membership manager does not answer. Fix: see the server's log")
 
     # FastAPI reads the signature to know what to pass, and would see the handler's through `wraps`.
-    del endpoint.__wrapped__  # type: ignore[attr-defined]
+    del endpoint.__wrapped__
     endpoint.__annotations__ = {"request": Request, "return": Response}
     return endpoint
 
