@@ -13,6 +13,7 @@ class ReleaseConfig:
     """What becomes of a worker that has left the EP group."""
 
     use: ReleaseUse = MISSING
+    """park | exit | command | slurm | logprobs: the group option of the same name sets it."""
     every_step: bool = False
     """`use=exit`: workers end in every step, and the server starts anew before the next one. Otherwise `exit`
     and `slurm` act in the last step only, and in the steps before it workers park."""

@@ -25,7 +25,9 @@ class LengthPrediction:
     def expected_tokens(self) -> float:
         """Mean length; what prompts are sorted by."""
         body = min(float(self.cap_tokens), math.exp(self.mean_log + self.sd_log**2 / 2))
-        return (1 - self.cap_share) * body + self.cap_share * self.cap_tokens
+        mixed = (1 - self.cap_share) * body + self.cap_share * self.cap_tokens
+        # A mean of two caps may round to just above the cap.
+        return min(float(self.cap_tokens), mixed)
 
     def remaining_tokens(self, generated_tokens: int) -> float:
         """What a running response that has `generated_tokens` is still expected to take, at most to the cap.

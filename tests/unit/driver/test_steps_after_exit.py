@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from flexfloor.config.choices import ReleaseUse
 from flexfloor.driver.loop import Run
+from flexfloor.driver.stopping import StopSignals
 
 
 class Journal(list[str]):
@@ -18,7 +20,9 @@ class Journal(list[str]):
     def batch(self, step: int) -> SimpleNamespace:
         return SimpleNamespace(indices=())
 
-    def run(self, prompts: Any, *, batch: Any, rollout_step: int, weight_version: int) -> SimpleNamespace:
+    def run(
+        self, prompts: Any, requests: Any, *, batch: Any, rollout_step: int, weight_version: int, ahead: Any
+    ) -> SimpleNamespace:
         self.append(f"draw {rollout_step} with weights {weight_version}")
         return SimpleNamespace(drawn=SimpleNamespace(exited=self.exited[rollout_step]))
 
@@ -43,10 +47,10 @@ class Journal(list[str]):
 class Steps(Run):
     """Without training and records."""
 
-    def _train(self, outcome: Any) -> Any:
+    def _train(self, outcome: Any, ahead: Any) -> Any:
         self._rollout.append("train")  # type: ignore[attr-defined]
 
-    def _record(self, step: int, outcome: Any, train: Any, sync: Any) -> None:
+    def _record(self, step: int, outcome: Any, train: Any, sync: Any, ahead: Any) -> None:
         self._rollout.append(f"record {sync.num_bytes} bytes")  # type: ignore[attr-defined]
 
 
@@ -72,7 +76,12 @@ def test_a_server_that_lost_ranks_is_replaced_unless_the_run_is_over(
 ) -> None:
     journal = Journal(exited)
     config = SimpleNamespace(
-        num_steps=len(exited), trainer=SimpleNamespace(checkpoint_every_steps=0), run_dir="unused"
+        num_steps=len(exited),
+        trainer=SimpleNamespace(checkpoint_every_steps=0),
+        release=SimpleNamespace(use=ReleaseUse.exit),
+        rollout=None,
+        seed=0,
+        run_dir="unused",
     )
     run = Steps(
         config,
@@ -83,7 +92,8 @@ def test_a_server_that_lost_ranks_is_replaced_unless_the_run_is_over(
         "first",
         journal,
         journal,
+        StopSignals(),
         restart_server=journal.restart,  # type: ignore[arg-type]
     )
-    run.steps()
+    run.run()
     assert " | ".join(journal) == f"weights 0 to first | {expected}"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from length_worlds import World, observe
 
@@ -279,6 +279,7 @@ steps = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(steps=steps, cap=st.sampled_from([1, 40, 400]))
+@example(steps=[{"a": [0, 0, 282, 370], "b": [186], "c": [0, 191]}, {"a": [0, 202]}], cap=400)
 def test_predictions_stay_within_bounds_for_any_history(steps: list[dict[str, list[int]]], cap: int) -> None:
     predictor = Predictor(cap_tokens=cap)
     for index, step in enumerate(steps):
