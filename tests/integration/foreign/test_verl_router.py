@@ -3,7 +3,7 @@
 import threading
 import time
 
-from fake_engine import FakeEngine, serving
+from foreign_engine import FakeEngine, serving
 
 from flexfloor.integrations.verl_router import FlexfloorRouter
 
