@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import requests
-from fake_engine import FakeEngine, serving
+from foreign_engine import FakeEngine, serving
 from server import Server, start_server
 
 from flexfloor.integrations import slime_rollout

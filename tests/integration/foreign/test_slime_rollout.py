@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import FIRST_TOKEN, KEY, FakeEngine, serving
+from foreign_engine import FIRST_TOKEN, KEY, FakeEngine, serving
 
 from flexfloor.errors import DeadlineExceeded
 from flexfloor.integrations import slime_rollout
