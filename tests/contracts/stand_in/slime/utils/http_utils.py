@@ -1,4 +1,4 @@
-"""Requests without retries."""
+"""Requests without retries; an answer that is not JSON comes as text."""
 
 import aiohttp
 
@@ -6,7 +6,8 @@ import aiohttp
 async def post(url, payload):
     async with aiohttp.ClientSession() as session, session.post(url, json=payload) as reply:
         reply.raise_for_status()
-        return await reply.json()
+        is_json = reply.content_type == "application/json"
+        return await (reply.json() if is_json else reply.text())
 
 
 async def get(url):
