@@ -139,6 +139,7 @@ class Run:
         # Also for a server that was there before: from here on its weights are known to be the trainer's.
         self._sync(weight_version)
         for step in range(config.num_steps):
+            self._seconds = {}
             batch = self._scheduler.batch(step)
             prompts = [self._prompts[index] for index in batch.indices]
             with self._timed("rollout"):
@@ -152,6 +153,7 @@ class Run:
             with self._timed("train"):
                 stats = self._train(outcome)
             weight_version += 1
+            self._wait_for_new_server()
             with self._timed("sync"):
                 # A server that has lost ranks for good takes no weights, and nobody draws from it any more.
                 sync = self._sync(weight_version) if is_server_whole else _NO_SYNC
@@ -163,6 +165,12 @@ class Run:
         self._server_url = self._restart_server()
         self._rollout.use_server(self._server_url)
         self._is_starting = True
+
+    def _wait_for_new_server(self) -> None:
+        if self._is_starting:
+            with self._timed("restart"), self._console.phase("starting", None):
+                self._rollout.wait_ready()
+            self._is_starting = False
 
     def _maybe_checkpoint(self, num_done: int) -> None:
         every = self._config.trainer.checkpoint_every_steps
@@ -180,10 +188,6 @@ class Run:
             return self._trainer.train_step(sequences)
 
     def _sync(self, weight_version: int) -> SyncStats:
-        if self._is_starting:
-            with self._console.phase("starting", None):
-                self._rollout.wait_ready()
-            self._is_starting = False
         with self._console.phase("sync", None):
             sync = self._trainer.sync_weights(weight_version, self._server_url)
         logger.info(
