@@ -43,7 +43,7 @@ class ServeArgs:
     @property
     def num_local_ranks(self) -> int:
         """Scheduler processes on this host."""
-        return self.num_ranks // self.num_nodes
+        return max(1, self.num_ranks // self.num_nodes)
 
     def plugin_config(self) -> PluginConfig:
         """What the plugin needs to know of it."""

@@ -36,6 +36,7 @@ _OWNER_OF_FLAG: Mapping[str, str] = {
     "flexfloor-membership": "membership.mode",
     "flexfloor-floor": "membership.floor",
     "flexfloor-folder": "membership.folder",
+    "flexfloor-bind": "membership.folder",
     "flexfloor-expert-slots": "membership.expert_slots",
     "flexfloor-park-frees": "membership.park_frees",
     "flexfloor-member-sets": "membership.member_sets",

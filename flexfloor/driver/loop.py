@@ -143,6 +143,7 @@ class Run:
             self._maybe_checkpoint(step + 1)
 
     def _step(self, step: int, weight_version: int) -> None:
+        self._seconds = {}
         batch = self._scheduler.batch(step)
         prompts = [self._prompts[index] for index in batch.indices]
         requests = step_requests(
@@ -164,6 +165,7 @@ class Run:
                 is_server_whole = True
             with self._timed("train"):
                 stats = self._train(outcome, ahead)
+        self._wait_for_new_server()
         with self._timed("sync"):
             # A server that has lost ranks for good takes no weights, and nobody draws from it any more.
             sync = self._sync(weight_version + 1) if is_server_whole else _NO_SYNC
@@ -188,6 +190,12 @@ class Run:
         self._rollout.use_server(self._server_url)
         self._is_starting = True
 
+    def _wait_for_new_server(self) -> None:
+        if self._is_starting:
+            with self._timed("restart"), self._console.phase("starting", None):
+                self._rollout.wait_ready()
+            self._is_starting = False
+
     def _maybe_checkpoint(self, num_done: int) -> None:
         every = self._config.trainer.checkpoint_every_steps
         if every and num_done % every == 0:
@@ -208,10 +216,6 @@ class Run:
             return self._trainer.train_step(sequences)
 
     def _sync(self, weight_version: int) -> SyncStats:
-        if self._is_starting:
-            with self._console.phase("starting", None):
-                self._rollout.wait_ready()
-            self._is_starting = False
         with self._console.phase("sync", None):
             sync = self._trainer.sync_weights(weight_version, self._server_url)
         logger.info(

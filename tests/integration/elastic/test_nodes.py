@@ -17,7 +17,7 @@ from flexfloor.membership.client import DriverClient
 from flexfloor.membership.endpoint import Endpoint
 from flexfloor.processes import ChildProcess, ChildProcesses
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 START_DEADLINE_S = 600.0
 DEADLINE_S = 120.0

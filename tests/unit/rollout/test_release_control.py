@@ -3,10 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
+from flexfloor.membership.events import Leave
 from flexfloor.membership.status import OperationResult
+from flexfloor.release.use import Park
 from flexfloor.rollout import release_control
 from flexfloor.rollout.control import StepControl, UnfinishedResponse
 from flexfloor.rollout.release_control import ReleaseControl
@@ -40,6 +43,9 @@ class FakeClient:
 
     def rejoin(self) -> OperationResult:
         return _result("rejoin", self.refusal)
+
+    def status(self) -> SimpleNamespace:
+        return SimpleNamespace(last_counters={2: {"num_iterations": 7}})
 
     def poll(self) -> list[OperationResult]:
         results, self.results = self.results, []
@@ -77,6 +83,7 @@ class Step:
     client: FakeClient = field(default_factory=FakeClient)
     policy: Script = field(default_factory=Script)
     moves: list[tuple[str, int]] = field(default_factory=list)
+    use: Park = field(default_factory=Park)
 
     def __post_init__(self) -> None:
         names = [f"r{rank}" for rank in range(4)]
@@ -91,6 +98,7 @@ class Step:
             prediction=lambda prompt_id: PREDICTION,
             step_time=ModelledTime(NeutralClock()),
             decision_interval_tokens=16,
+            use=self.use,
             clock=lambda: self.now_s,
         )
 
@@ -257,6 +265,56 @@ def test_a_step_may_start_with_fewer_ranks() -> None:
     other.releases.start_with((0, 1))
     assert other.releases.left_at_s == {}
     assert other.releases.num_refused == 1
+
+
+class Upper(Park):
+    """Ranks 2 and 3 exit, the others park; keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, tuple[int, ...]]] = []
+
+    def leave_of(self, ep_rank: int) -> Leave:
+        return Leave.exit if ep_rank >= 2 else Leave.park
+
+    def left(self, ep_ranks: tuple[int, ...]) -> None:
+        self.told.append(("left", ep_ranks))
+
+    def recall(self, ep_ranks: tuple[int, ...], *, wait: bool) -> None:
+        self.told.append(("recall" if wait else "back", ep_ranks))
+
+
+def test_an_order_is_done_when_those_who_park_and_those_who_exit_have_left() -> None:
+    use = Upper()
+    step = Step(use=use)
+    step.finish("r1", "r2", "r3")
+    assert step.look(ReleaseDecision(leavers=(1, 2, 3), reason="drained")) == [(1,), (2, 3)]
+    assert step.client.leaves == ["park", "exit"]
+    step.client.results.append(_result("operation 1"))
+    step.look()
+    assert (set(step.releases.left_at_s), step.releases.exited) == ({2, 3}, {2, 3})
+    assert step.releases.decisions(100.0, 110.0)[0].outcome == "the step ended before it was done"
+    step.client.results.append(_result("operation 0", "the floor is 2"))
+    step.look()
+    assert set(step.releases.left_at_s) == {2, 3}
+    assert step.releases.decisions(100.0, 110.0)[0].outcome == "the floor is 2"
+    # Rank 1 stays, so it takes what was planned for a rank that has left; rank 0 has its own.
+    assert step.placement.submit("r3") == 1
+    asyncio.run(step.releases.rejoin())
+    assert use.told == [("left", (2, 3)), ("recall", (2, 3))]
+    assert step.releases.last_counters == {2: {"num_iterations": 7}, 3: {}}
+
+
+def test_a_use_hears_of_a_rank_that_late_work_brought_back() -> None:
+    use = Upper()
+    step = Step(use=use)
+    step.finish("r1")
+    step.look(ReleaseDecision(leavers=(1,), reason="drained"))
+    step.client.answer()
+    step.look()
+    step.placement.set_members(range(4))
+    assert step.placement.submit("r1") == 1
+    step.look()
+    assert use.told == [("left", (1,)), ("back", (1,))]
 
 
 def test_a_response_on_its_way_counts_where_it_goes_and_holds_no_memory_there() -> None:
