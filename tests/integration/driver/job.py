@@ -80,6 +80,9 @@ def running_job(folder: Path, overrides: Sequence[str]) -> Iterator[Job]:
     argv = [sys.executable, "-m", "flexfloor.cli.train", *overrides, f"run_dir={run_dir}"]
     argv += [f"hydra.run.dir={run_dir}", f"model.path={folder.parent / 'models'}"]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Tests that a shell runs in the background inherit this, and the job would not hear Ctrl-C either.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with (
         output.open("wb") as log,
         subprocess.Popen(

@@ -150,7 +150,7 @@ def test_logprobs_were_computed_while_workers_were_away_and_not_again(finished: 
         early = record["logprobs/num_early_groups"] > 0
         assert (record["logprobs/saved_s"] > 0) is early
         assert (record["logprobs/early_token_share"] > 0) is early
-    assert "logprob seconds inside the rollout" in finished.text
+    assert "logprob seconds in the rollout" in finished.text
 
 
 def test_the_weights_change_in_every_step(finished: Job) -> None:

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import requests
 from server import Server, start_server
 
 from flexfloor.processes import ChildProcesses
@@ -122,13 +123,15 @@ def test_weight_version_reaches_the_responses(
     servers: dict[str, Server], shared_checkpoint: Path, name: str
 ) -> None:
     server = servers[name]
+    # Other tests of the shared server may have given it a version of theirs.
+    version = requests.get(f"{server.url}/model_info", timeout=60).json()["weight_version"]
     before = server.generate(input_ids=PROMPTS[0], sampling_params=GREEDY)
     server.post("begin_weight_update")
     answer = server.post("update_weights_from_disk", model_path=str(shared_checkpoint), weight_version="7")
     server.post("end_weight_update")
     after = server.generate(input_ids=PROMPTS[0], sampling_params=GREEDY)
     assert answer["success"]
-    versions = {"gloo": "default", "shm": "5"}
-    assert before["meta_info"]["weight_version"] == versions[name]
+    assert version != "7"
+    assert before["meta_info"]["weight_version"] == version
     assert after["meta_info"]["weight_version"] == "7"
     assert after["output_ids"] == before["output_ids"]
