@@ -4,10 +4,11 @@
 
 startup: from the start of the command to the first token, `flexfloor-serve` with a static group against
 `python -m sglang.launch_server` with the CPU rows of the catalog and nothing else of ours (SGLang does not
-start on such a CPU without them). decode: tokens per second of the same two. Both in pairs, one after the
-other, the order changing from pair to pair; medians. http_driver: docs/examples/http_driver.py against a
-static server and against one with `--flexfloor-release drained`: the same responses, counted by the ranks'
-own iteration counters. The last line is one JSON object; every run's number stands in it.
+start on such a CPU without them), in pairs. decode: tokens per second of the same two, which run side by side
+and take turns, so that both meet the same load of the machine. The order changes from pair to pair; ratios
+are of medians. http_driver: docs/examples/http_driver.py against a static server and against one with
+`--flexfloor-release drained`: the same responses, counted by the ranks' own iteration counters. The last line
+is one JSON object; every run's number stands in it.
 """
 
 import argparse
@@ -43,6 +44,8 @@ from sglang_patches.serve_args import parse
 ROOT = Path(__file__).parents[1]
 PARTS = ("startup", "decode", "http_driver")
 NUM_REQUESTS, NUM_TOKENS = 16, 64
+NUM_DECODES = 4
+"""Turns of decode for each pair that is asked for."""
 FIRST_TOKEN_TIMEOUT_S = 900.0
 SHM = ("--flexfloor-collectives", "shm")
 
@@ -58,44 +61,47 @@ def main() -> None:
     result: dict[str, Any] = {"bench": "serve_overhead", "num_ranks": options.num_ranks}
     with tempfile.TemporaryDirectory() as folder:
         model = sharp_tiny_moe(Path(folder) / "model")
-        if {"startup", "decode"} & set(options.only):
-            result |= paired(model, options)
-        if "http_driver" in options.only:
-            result |= http_driver(model, options)
+        for part, run in (("startup", startup), ("decode", decode), ("http_driver", http_driver)):
+            if part in options.only:
+                result |= run(model, options)
     print(json.dumps(result))
 
 
 # Startup and decode.
 
 
-def paired(model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Both servers in turn, `num_pairs` times."""
-    seen: dict[str, list[float]] = {
-        f"{kind}_{what}": [] for kind in STARTS for what in ("startup_s", "speed")
-    }
+def startup(model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds to the first token, each server `num_pairs` times."""
+    seen: dict[str, list[float]] = {kind: [] for kind in STARTS}
     for pair in range(options.num_pairs):
         for kind in sorted(STARTS, reverse=pair % 2 == 1):
-            startup_s, speed = measure(kind, model, options)
-            seen[f"{kind}_startup_s"].append(round(startup_s, 2))
-            seen[f"{kind}_speed"].append(round(speed, 1))
-            print(f"pair={pair} {kind} startup_s={startup_s:.1f} tokens_per_s={speed:.0f}", file=sys.stderr)
-    ratios = {
-        "startup_ratio": median(seen["patched_startup_s"]) / median(seen["stock_startup_s"]),
-        "decode_ratio": median(seen["patched_speed"]) / median(seen["stock_speed"]),
+            with STARTS[kind](model, options.num_ranks) as (server, started_s):
+                wait_first_token(server)
+                seen[kind].append(round(time.monotonic() - started_s, 2))
+            print(f"pair={pair} {kind} startup_s={seen[kind][-1]:.1f}", file=sys.stderr)
+    ratio = statistics.median(seen["patched"]) / statistics.median(seen["stock"])
+    return {"startup_s": seen, "startup_ratio": round(ratio, 4)}
+
+
+def decode(model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Tokens per second of both servers, which run side by side and take turns."""
+    seen: dict[str, list[float]] = {kind: [] for kind in STARTS}
+    with contextlib.ExitStack() as stack:
+        servers = {kind: stack.enter_context(STARTS[kind](model, options.num_ranks))[0] for kind in STARTS}
+        for server in servers.values():
+            wait_first_token(server)
+            decode_s(server)
+        for pair in range(NUM_DECODES * options.num_pairs):
+            for kind in sorted(STARTS, reverse=pair % 2 == 1):
+                seen[kind].append(round(NUM_REQUESTS * NUM_TOKENS / decode_s(servers[kind]), 1))
+    print(f"decode tokens_per_s={seen}", file=sys.stderr)
+    pairs = [ours / theirs for ours, theirs in zip(seen["patched"], seen["stock"], strict=True)]
+    ratio = statistics.median(seen["patched"]) / statistics.median(seen["stock"])
+    return {
+        "decode_tokens_per_s": seen,
+        "decode_ratio": round(ratio, 4),
+        "decode_ratio_of_pairs": [round(share, 3) for share in statistics.quantiles(pairs, n=4)],
     }
-    chosen = {f"{part}_ratio" for part in options.only}
-    return seen | {name: round(ratio, 4) for name, ratio in ratios.items() if name in chosen}
-
-
-def measure(kind: str, model: Path, options: argparse.Namespace) -> tuple[float, float]:
-    """Seconds to the first token, and tokens per second; 0 where decode is not asked for."""
-    with STARTS[kind](model, options.num_ranks) as (server, started_s):
-        wait_first_token(server)
-        startup_s = time.monotonic() - started_s
-        if "decode" not in options.only:
-            return startup_s, 0.0
-        decode_s(server)
-        return startup_s, NUM_REQUESTS * NUM_TOKENS / min(decode_s(server) for _ in range(3))
 
 
 @contextlib.contextmanager
@@ -214,10 +220,6 @@ def example() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def median(values: list[float]) -> float:
-    return statistics.median(values)
 
 
 if __name__ == "__main__":
