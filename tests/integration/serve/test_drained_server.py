@@ -95,7 +95,8 @@ def test_the_api_key_reads_and_only_the_token_changes(drained: Drained) -> None:
     assert drained.get("flexfloor/membership").status_code == 200
     assert drained.get("flexfloor/membership", key=drained.token).status_code == 200
     assert drained.post("flexfloor/rejoin", API_KEY).status_code == 401
-    assert drained.post("flexfloor/rejoin", drained.token).status_code == 200
+    # Pending or done: the manager may be slower than the answer.
+    assert drained.post("flexfloor/rejoin", drained.token).status_code in (200, 202)
     # SGLang's own routes stay as they were, also those that begin alike.
     assert drained.post("generate", drained.token, input_ids=[5]).status_code == 401
     assert drained.get("flexfloor", key="").status_code == 401
