@@ -28,6 +28,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._is_requested = False
+        self._is_ending = False
         self._may_interrupt = False
         self._previous: dict[signal.Signals, object] = {}
 
@@ -65,4 +66,7 @@ class StopSignals:
             raise StopRequested
 
     def _on_end(self, number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        # Once, too: at a cancel SLURM signals every process of the job, and the batch script forwards it.
+        if not self._is_ending:
+            self._is_ending = True
+            raise KeyboardInterrupt

@@ -50,6 +50,21 @@ def test_the_end_interrupts_anywhere() -> None:
     assert not isinstance(caught.value, StopRequested)
 
 
+def test_a_second_end_does_not_break_off_the_first_ones_clean_up() -> None:
+    cleaned = []
+
+    def end_twice() -> None:
+        try:
+            send(signal.SIGTERM)
+        finally:
+            send(signal.SIGTERM)
+            cleaned.append(True)
+
+    with StopSignals(), pytest.raises(KeyboardInterrupt):
+        end_twice()
+    assert cleaned == [True]
+
+
 def test_earlier_handlers_are_back_afterwards() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)]
     with StopSignals():
