@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from sglang_patches.catalog import PATCHES, Patch
+from sglang_patches.catalog import PATCHES
+from sglang_patches.patch import Patch
 
 PAGE = Path(__file__).with_name("PATCHES.md")
 
 _HEAD = """# What FlexFloor changes in SGLang
 
-Generated from `catalog.py` by `python -m sglang_patches.patches_page`; edit the catalog, not this page.
+Generated from `catalog.py` and `rows/` by `python -m sglang_patches.patches_page`; edit those, not this page.
 `scripts/check_sglang.py` compares the targets with any SGLang.
 
 | target | hook | when | why | remove when | checked |

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from sglang_patches import plugin_config, verify
-from sglang_patches.catalog import PATCHES, Patch
+from sglang_patches.catalog import PATCHES
+from sglang_patches.patch import Patch
 from sglang_patches.plugin_config import PluginConfig
 
 logger = logging.getLogger(__name__)

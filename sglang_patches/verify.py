@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from sglang_patches.catalog import Patch
+from sglang_patches.patch import Patch
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 

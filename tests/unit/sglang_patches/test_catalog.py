@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sglang_patches import patches_page, plugin, verify
-from sglang_patches.catalog import PATCHES, Patch
+from sglang_patches.catalog import PATCHES
+from sglang_patches.patch import Patch
 from sglang_patches.plugin_config import PluginConfig
 
 HOOKS = Path(plugin.__file__).parent / "hooks"

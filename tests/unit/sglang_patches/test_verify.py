@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sglang_patches import verify
-from sglang_patches.catalog import Patch
+from sglang_patches.patch import Patch
 from sglang_patches.verify import RowState
 
 SOURCE = """raise RuntimeError("must not be imported")
