@@ -14,11 +14,13 @@ _ADAM_BYTES = {Dtype.float32: 8, Dtype.bfloat16: 12}
 """Two fp32 moments a parameter; bf16 training keeps fp32 weights besides."""
 
 
-def rollout_memory(model: ModelConfig, rollout: RolloutConfig) -> RankMemory:
-    """Where the engine sizes its KV pool itself, the pool must hold at least one longest sequence."""
+def rollout_memory(model: ModelConfig, rollout: RolloutConfig, num_ranks: int) -> RankMemory:
+    """Of one of `num_ranks` that serve. The KV pool of a rank has the same size whoever serves; where the
+    engine sizes it itself, it must hold at least one longest sequence.
+    """
     return rank_memory(
         model,
-        num_expert_slots=max_experts_per_rank(model.num_experts, rollout.ep_size),
+        num_expert_slots=max_experts_per_rank(model.num_experts, num_ranks),
         kv_tokens=rollout.kv_cache_tokens or rollout.max_sequence_tokens,
     )
 

@@ -11,6 +11,7 @@ from flexfloor.config.schema import (
     Collectives,
     DataSource,
     Device,
+    MembershipMode,
     ModelSource,
     TrainConfig,
     WeightSyncPath,
@@ -213,17 +214,30 @@ def _check_tiny_model(config: TrainConfig) -> None:
 
 
 def _check_rollout_memory(config: TrainConfig) -> None:
-    memory = rollout_memory(config.model, config.rollout)
+    ep_size = config.rollout.ep_size
+    relief = "lower rollout.kv_cache_tokens, or choose a larger cluster"
+    relief += "; trainer.optimizer_offload=true frees most of the trainer" if shares_devices(config) else ""
+    holds, problem = _rollout_fits(config, ep_size)
+    require(holds, "rollout.ep_size", ep_size, problem, f"raise rollout.ep_size, {relief}")
+    floor = config.membership.floor
+    if config.membership.mode is MembershipMode.static or floor > ep_size:
+        return
+    holds, problem = _rollout_fits(config, floor)
+    least = next(size for size in range(floor, ep_size + 1) if _rollout_fits(config, size)[0])
+    fix = f"set membership.floor to {least} or more, {relief}"
+    require(holds, "membership.floor", floor, f"with so few ranks {problem}", fix)
+
+
+def _rollout_fits(config: TrainConfig, num_ranks: int) -> tuple[bool, str]:
+    """Whether a rank fits its device when so many serve, and the numbers."""
+    memory = rollout_memory(config.model, config.rollout, num_ranks)
     trainer = trainer_bytes(config) if shares_devices(config) else 0
     parts = f"{_gib(memory.expert_bytes)} for {memory.num_expert_slots} experts in every layer"
     parts += f" + {_gib(memory.dense_bytes)} dense weights + {_gib(memory.kv_bytes)} KV cache"
     parts += f" + {_gib(trainer)} of the trainer rank on the same device" if trainer else ""
     limit = _usable_bytes(config)
     problem = f"a rank needs {parts}, and {_gib(limit)} of cluster.device_memory_bytes may be used"
-    fix = "raise rollout.ep_size, lower rollout.kv_cache_tokens, or choose a larger cluster"
-    fix += "; trainer.optimizer_offload=true frees most of the trainer" if trainer else ""
-    holds = memory.total_bytes + trainer <= limit
-    require(holds, "rollout.ep_size", config.rollout.ep_size, problem, fix)
+    return memory.total_bytes + trainer <= limit, problem
 
 
 def _check_trainer_memory(config: TrainConfig) -> None:

@@ -1,5 +1,6 @@
 """Every shipped YAML composes into a configuration that the rules accept."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,10 @@ import yaml
 
 from flexfloor.cli.compose import CONF_DIR, compose, to_train_config
 from flexfloor.config import TrainConfig
+from flexfloor.config.choices import MembershipMode
 from flexfloor.config.memory import rollout_memory, trainer_bytes
 from flexfloor.config.rules import validate
+from flexfloor.errors import ConfigError
 
 GIB = 1024**3
 RUN = "run_dir=runs/test"
@@ -78,8 +81,8 @@ def test_experiments_open_with_the_question_they_answer() -> None:
 
 
 def test_experts_and_kv_of_qwen3_30b_a3b(configs: dict[str, TrainConfig]) -> None:
-    one_node = rollout_memory(configs["8xh200"].model, configs["8xh200"].rollout)
-    two_nodes = rollout_memory(configs["16xh200"].model, configs["16xh200"].rollout)
+    one_node = rollout_memory(configs["8xh200"].model, configs["8xh200"].rollout, 8)
+    two_nodes = rollout_memory(configs["16xh200"].model, configs["16xh200"].rollout, 16)
     assert (one_node.num_expert_slots, one_node.expert_bytes) == (16, 6.75 * GIB)
     assert (two_nodes.num_expert_slots, two_nodes.expert_bytes) == (8, 3.375 * GIB)
     assert one_node.kv_bytes == 24 * GIB
@@ -91,3 +94,19 @@ def test_trainer_bytes_follow_the_parallel_sizes(configs: dict[str, TrainConfig]
     assert trainer_bytes(configs["8xh200"]) == (dense + experts) * 6 + (dense // 2 + experts) * 12
     assert trainer_bytes(configs["16xh200"]) == (dense + experts) * 6 + (dense // 4 + experts // 2) * 12
     assert trainer_bytes(configs["8xh100"]) == (dense + experts) * 6  # Adam state in host memory
+
+
+@pytest.mark.parametrize(("floor", "is_refused"), [(1, True), (2, False), (8, False)])
+def test_a_floor_whose_ranks_do_not_fit_is_refused(
+    configs: dict[str, TrainConfig], floor: int, is_refused: bool
+) -> None:
+    membership = replace(configs["8xh200"].membership, mode=MembershipMode.elastic, floor=floor)
+    config = replace(configs["8xh200"], membership=membership)
+    if not is_refused:
+        validate(config, check_files=False)
+        return
+    with pytest.raises(ConfigError) as refused:
+        validate(config, check_files=False)
+    assert refused.value.key == "membership.floor"
+    for part in ("54.00 GiB for 128 experts", "of the trainer rank", "set membership.floor to 2 or more"):
+        assert part in str(refused.value)
