@@ -13,6 +13,7 @@ import msgspec
 import requests
 
 from flexfloor.errors import DeadlineExceeded, FlexfloorError
+from flexfloor.membership.status import RolloutFigures
 
 logger = logging.getLogger(__name__)
 
@@ -44,20 +45,6 @@ class MembershipView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_full(self) -> bool:
         return len(self.members) == len(self.routed) == self.ep_size
-
-
-class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server says of a rollout that has ended."""
-
-    wall_s: float
-    occupied_worker_s: float
-    static_occupied_worker_s: float
-    response_tokens: int
-    worker_iterations: int | None
-    """None where the server could not count them: a rank did not answer."""
-    static_worker_iterations: int | None
-    num_releases: int
-    membership_epoch: int
 
 
 class ServerControl:
@@ -93,9 +80,9 @@ class ServerControl:
             reply = self._mark(body, timeout_s) if ended.ok else reply
         self._refuse_unless_ok(reply)
 
-    def end_rollout(self, timeout_s: float = REJOIN_TIMEOUT_S) -> StepFigures:
+    def end_rollout(self, timeout_s: float = REJOIN_TIMEOUT_S) -> RolloutFigures:
         """Bring every rank back and give the step's figures. ServerRefused where none was begun."""
-        return self._decoded(self._mark({"action": "end"}, timeout_s), StepFigures)
+        return self._decoded(self._mark({"action": "end"}, timeout_s), RolloutFigures)
 
     def close(self) -> None:
         self._http.close()

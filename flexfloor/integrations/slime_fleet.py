@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import requests
@@ -13,15 +14,15 @@ from flexfloor.integrations.server_control import (
     MembershipView,
     ServerControl,
     ServerRefused,
-    StepFigures,
     read_token,
 )
 from flexfloor.integrations.slime_settings import SlimeSettings
 from flexfloor.integrations.spread import Seat
+from flexfloor.membership.status import RolloutFigures
 
 logger = logging.getLogger(__name__)
 
-_ADDED = [field for field in StepFigures.__struct_fields__ if field not in ("wall_s", "membership_epoch")]
+_ADDED = {row.name for row in fields(RolloutFigures)} - {"wall_s", "membership_epoch"}
 
 
 class Fleet:
@@ -118,7 +119,7 @@ def router_urls(host: str, port: int) -> tuple[str, ...]:
         ) from error
 
 
-def _add(figures: dict[str, float], step: StepFigures) -> None:
+def _add(figures: dict[str, float], step: RolloutFigures) -> None:
     for name in _ADDED:
         key = f"flexfloor/{name}"
         value = getattr(step, name)

@@ -55,3 +55,23 @@ class MembershipStatus:
     """ep_rank -> the machine it runs on, for ranks that have joined."""
     last_counters: dict[int, dict[str, int]] = field(default_factory=dict)
     """Iteration counters of ranks that have exited, as of their end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutFigures:
+    """What a rollout step cost that a driver marked over HTTP; the server's reply to its end."""
+
+    wall_s: float
+    """From the answer to `begin` to the request `end`."""
+    occupied_worker_s: float
+    """Sum over ranks of the time in the group."""
+    static_occupied_worker_s: float
+    """The same if nobody had left."""
+    response_tokens: int
+    worker_iterations: int | None
+    """None where nobody can tell the count of a rank."""
+    static_worker_iterations: int | None
+    """Every rank in each iteration of the rank that had most."""
+    num_releases: int
+    """Ranks that left, each time counted."""
+    membership_epoch: int

@@ -4,8 +4,7 @@ SGLang collects from a folder that it names in the environment: prometheus_clien
 that, and a gauge says how those of several processes are put together.
 """
 
-from flexfloor.membership.status import MembershipStatus, OperationResult
-from sglang_patches.http.rollout import RolloutFigures
+from flexfloor.membership.status import MembershipStatus, OperationResult, RolloutFigures
 
 _STATES = ("starting", "serving", "draining", "parked", "exited", "lost")
 _STALL_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

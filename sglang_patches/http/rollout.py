@@ -3,25 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutFigures:
-    """What a marked step cost; the reply to its end."""
-
-    wall_s: float
-    """From the answer to `begin` to the request `end`."""
-    occupied_worker_s: float
-    """Sum over ranks of the time in the group."""
-    static_occupied_worker_s: float
-    """The same if nobody had left."""
-    response_tokens: int
-    worker_iterations: int | None
-    """None where nobody can tell the count of a rank."""
-    static_worker_iterations: int | None
-    """Every rank in each iteration of the rank that had most."""
-    num_releases: int
-    """Ranks that left, each time counted."""
-    membership_epoch: int
+from flexfloor.membership.status import RolloutFigures
 
 
 class Presence:

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any
 
-from flexfloor.membership.status import MembershipStatus, OperationResult
-from sglang_patches.http.rollout import Presence, RolloutEnd, RolloutFigures, RolloutStart, figures
+from flexfloor.membership.status import MembershipStatus, OperationResult, RolloutFigures
+from sglang_patches.http.rollout import Presence, RolloutEnd, RolloutStart, figures
 
 logger = logging.getLogger(__name__)
 

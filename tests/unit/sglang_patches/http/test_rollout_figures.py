@@ -2,7 +2,8 @@
 
 import pytest
 
-from sglang_patches.http.rollout import Presence, RolloutEnd, RolloutFigures, RolloutStart, figures
+from flexfloor.membership.status import RolloutFigures
+from sglang_patches.http.rollout import Presence, RolloutEnd, RolloutStart, figures
 
 
 def presence() -> Presence:
