@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration" / "sglang"))
 
+from decode import NUM_REQUESTS, NUM_TOKENS, rollout_s
 from server import Server, server_flags
 from sharp_model import sharp_tiny_moe
 
@@ -43,7 +43,6 @@ from sglang_patches.serve_args import parse
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("startup", "decode", "http_driver")
-NUM_REQUESTS, NUM_TOKENS = 16, 64
 NUM_DECODES = 4
 """Turns of decode for each pair that is asked for."""
 FIRST_TOKEN_TIMEOUT_S = 900.0
@@ -90,10 +89,10 @@ def decode(model: Path, options: argparse.Namespace) -> dict[str, Any]:
         servers = {kind: stack.enter_context(STARTS[kind](model, options.num_ranks))[0] for kind in STARTS}
         for server in servers.values():
             wait_first_token(server)
-            decode_s(server)
+            rollout_s(server)
         for pair in range(NUM_DECODES * options.num_pairs):
             for kind in sorted(STARTS, reverse=pair % 2 == 1):
-                seen[kind].append(round(NUM_REQUESTS * NUM_TOKENS / decode_s(servers[kind]), 1))
+                seen[kind].append(round(NUM_REQUESTS * NUM_TOKENS / rollout_s(servers[kind]), 1))
     print(f"decode tokens_per_s={seen}", file=sys.stderr)
     pairs = [ours / theirs for ours, theirs in zip(seen["patched"], seen["stock"], strict=True)]
     ratio = statistics.median(seen["patched"]) / statistics.median(seen["stock"])
@@ -147,22 +146,6 @@ def started(
 def wait_first_token(server: Server) -> None:
     server.wait_ready(FIRST_TOKEN_TIMEOUT_S)
     server.generate(input_ids=[5, 6, 7], sampling_params={"max_new_tokens": 1, "temperature": 0.0})
-
-
-def decode_s(server: Server) -> float:
-    """Seconds for all requests at once, spread evenly over the ranks."""
-
-    def one(index: int) -> None:
-        server.generate(
-            input_ids=[5 + index, 6, 7],
-            sampling_params={"temperature": 0.0, "max_new_tokens": NUM_TOKENS, "ignore_eos": True},
-            routed_dp_rank=index % server.num_ranks if server.num_ranks > 1 else None,
-        )
-
-    started_s = time.monotonic()
-    with ThreadPoolExecutor(NUM_REQUESTS) as pool:
-        list(pool.map(one, range(NUM_REQUESTS)))
-    return time.monotonic() - started_s
 
 
 # The HTTP driver.
