@@ -131,7 +131,7 @@ def summary_rows(records: Sequence[Mapping[str, Any]], *, edge_steps: int = 5) -
         ("share of steps in length buckets", "schedule/is_bucketed", "{:.2f}"),
         ("rollout seconds", "time/rollout_s", "{:.2f}"),
         ("train seconds", "time/train_s", "{:.2f}"),
-        ("of them for old and reference logprobs", "train/logprob_s", "{:.2f}"),
+        ("of them for logprobs", "train/logprob_s", "{:.2f}"),
         ("logprob seconds in the rollout", "logprobs/saved_s", "{:.2f}"),
         ("logprob seconds after the rollout", "logprobs/late_s", "{:.2f}"),
         ("weight sync seconds", "time/sync_s", "{:.2f}"),
