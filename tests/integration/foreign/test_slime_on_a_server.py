@@ -14,7 +14,8 @@ from server import Server, start_server
 from flexfloor.integrations import slime_rollout
 from flexfloor.processes import ChildProcesses
 
-pytestmark = [pytest.mark.integration, pytest.mark.late, pytest.mark.timeout(900)]
+# `full`: it needs a server of its own, and tests/integration/serve has one whose drained ranks leave as well.
+pytestmark = [pytest.mark.integration, pytest.mark.late, pytest.mark.full, pytest.mark.timeout(900)]
 
 STAND_IN = Path(__file__).parents[2] / "contracts" / "stand_in"
 FLAGS = (

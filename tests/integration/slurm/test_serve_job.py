@@ -20,6 +20,7 @@ START_DEADLINE_S = 900.0
 DEADLINE_S = 120.0
 
 
+@pytest.mark.full
 def test_a_server_over_two_nodes_serves_releases_and_ends_with_its_job(
     cluster: SlurmCluster, submit: Submit, tmp_path: Path
 ) -> None:
