@@ -42,4 +42,10 @@ step lint-imports
 # advertises its successor unless told not to.
 export NO_MKDOCS_2_WARNING=1
 step mkdocs build --strict
-step pytest -m "$marks" "${paths[@]}" "$@"
+if [ "$#" -gt 0 ] || [ "${paths[0]}" != tests ]; then
+  step pytest -m "$marks" "${paths[@]}" "$@"
+else
+  # Unit tests share the cores; the others start servers that want the machine for themselves.
+  step pytest -m "$marks" -n logical tests/unit
+  step pytest -m "$marks" --durations=15 --ignore=tests/unit tests
+fi
