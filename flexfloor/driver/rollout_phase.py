@@ -26,7 +26,9 @@ from flexfloor.rollout.ledger import Ledger, step_path
 from flexfloor.rollout.scheduled_step import Elasticity, ScheduledResult, Watchers, run_scheduled
 from flexfloor.rollout.step import StepLimits, StepProgress
 from flexfloor.schedule_record import StepSchedule, write_schedule
+from flexfloor.scheduling.decision import ReleasePolicy
 from flexfloor.scheduling.plan import StepPlan
+from flexfloor.scheduling.restart import RestartPriced
 from flexfloor.types import Response, ResponseRequest
 
 _WATCH_INTERVAL_S = 0.5
@@ -161,12 +163,19 @@ class RolloutPhase:
         return Elasticity(
             folder=self._membership_folder,
             timeout_s=self._config.membership.operation_timeout_s,
-            policy=self._scheduler.release_policy(),
+            policy=self._release_policy(is_last_step=is_last_step),
             prediction=self._scheduler.prediction,
             step_time=self._scheduler.step_time(),
             decision_interval_tokens=self._config.scheduling.decision_interval_iterations,
             use=use,
         )
+
+    def _release_policy(self, *, is_last_step: bool) -> ReleasePolicy:
+        policy, release = self._scheduler.release_policy(), self._config.release
+        if not release.every_step or is_last_step:
+            return policy
+        price = self._scheduler.profile.price
+        return RestartPriced(policy=policy, restart_s=release.restart_s, price=price)
 
     def _record(
         self, rollout_step: int, batch: StepBatch, plan: StepPlan, drawn: ScheduledResult
