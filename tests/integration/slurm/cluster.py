@@ -87,8 +87,9 @@ class SlurmCluster:
         return SlurmJob(self, job_id, cwd / f"slurm-{job_id}.out")
 
     def queue(self) -> str:
-        """What a user sees: jobs, states, nodes."""
-        return self.run("squeue", "--format=%.6i %.16j %.10T %.5D %.12N %.20S", check=False)
+        """What a user sees now: jobs, states, nodes."""
+        listed = self.run("squeue", "--format=%.5i %.15j %.9T %.5D %N", check=False)
+        return f"$ squeue   # at {time.strftime('%H:%M:%S')}\n{listed}"
 
     def logs(self) -> str:
         tails = []

@@ -13,11 +13,12 @@ from flexfloor.report.metrics import METRICS_FILE, read_metrics
 from flexfloor.rollout.ledger import read_ledger, step_path
 from flexfloor.types import FinishReason
 
-# One test, so that the servers start once; it starts late, because others share theirs.
-pytestmark = [pytest.mark.integration, pytest.mark.late, pytest.mark.timeout(1500)]
+# Servers of its own start late, because others share theirs.
+pytestmark = [pytest.mark.integration, pytest.mark.late, pytest.mark.timeout(3000)]
 
 START_DEADLINE_S = 900.0
-TAIL_DEADLINE_S = 300.0
+TAIL_DEADLINE_S = 900.0
+QUICKSTART_DEADLINE_S = 2400.0
 CONTEXT_TOKENS = 4096
 LONG_TOKENS = 3000
 """The tail lasts long enough for ranks to exit, their step to end and SLURM to start another job."""
@@ -56,7 +57,10 @@ def num_steps_done(run_dir: Path) -> int:
 def second_job(cluster: SlurmCluster, folder: Path) -> SlurmJob:
     """It needs one node, and all four are taken."""
     script = folder / "second.sh"
-    script.write_text("#!/bin/bash\ndate +%s.%N\n")
+    # It stays until it has been seen, a minute at most.
+    script.write_text(
+        f"#!/bin/bash\ndate +%s.%N\nfor _ in {{1..600}}; do [ -e {folder}/seen ] && exit 0; sleep 0.1; done\n"
+    )
     return cluster.submit(script, options=["--nodes=1", "--exclusive", "--job-name=second"], cwd=folder)
 
 
@@ -85,6 +89,7 @@ def test_a_run_over_four_nodes_gives_one_back_while_its_tail_runs(
     before = cluster.queue()
     wait_until(lambda: second.state != "PENDING" or first.state != "RUNNING", first.story, TAIL_DEADLINE_S)
     during, steps_by_then = cluster.queue(), num_steps_done(run_dir)
+    (tmp_path / "seen").touch()
     assert first.state == "RUNNING", first.story()
     assert steps_by_then == 1
     assert second.wait(60.0) == "COMPLETED"
@@ -98,6 +103,7 @@ def test_a_run_over_four_nodes_gives_one_back_while_its_tail_runs(
     )
     (tmp_path / "release_slurm.txt").write_text(story)
     print(story)
+    assert re.search(r"second +RUNNING +1 n2", during), story
     assert second_started_s < tail_ended_s, story
     assert second.field("NodeList") == "n2", story
     assert re.search(r"n\[1,3-4\]", during), story
@@ -123,3 +129,22 @@ def assert_the_run_is_complete(run_dir: Path) -> None:
     assert records[1]["membership/num_released"] == 2
     assert records[1]["occupancy/worker_iterations"] < records[1]["occupancy/static_worker_iterations"]
     assert (run_dir / "hf" / "model.safetensors").exists()
+
+
+@pytest.mark.full
+def test_the_quickstart_completes_over_four_nodes(submit: Submit, tmp_path: Path) -> None:
+    overrides = [
+        *("experiment=quickstart", "cluster.num_devices_per_node=2", "rollout.collectives=gloo"),
+        f"cluster.server_start_timeout_s={START_DEADLINE_S}",
+        f"cluster.trainer_start_timeout_s={START_DEADLINE_S}",
+    ]
+    job = submit("train.sbatch", *overrides, options=["--nodes=4"], variables={"SERVER_NODES": "2"})
+    assert job.wait(QUICKSTART_DEADLINE_S) == "COMPLETED", job.story()
+    records = read_metrics(tmp_path / "run")
+    assert [record["rollout_step"] for record in records] == list(range(25))
+    rewards = [record["reward/mean"] for record in records]
+    print(f"reward: first 5 steps {sum(rewards[:5]) / 5:.3f}, last 5 steps {sum(rewards[-5:]) / 5:.3f}")
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.15
+    last_five = records[-5:]
+    occupied = sum(record["occupancy/worker_iterations"] for record in last_five)
+    assert occupied < sum(record["occupancy/static_worker_iterations"] for record in last_five)
