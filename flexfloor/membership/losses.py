@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from flexfloor.experts.placement import repaired
 from flexfloor.membership import commands as c
 from flexfloor.membership import events as e
-from flexfloor.membership.change import braced
+from flexfloor.membership.change import Change, braced
 from flexfloor.membership.group import Group, name_of
 from flexfloor.membership.ranks import MEMBER_STATES, Rank, RankState
 from flexfloor.membership.recovery import NextGroup, Recovery, Step
@@ -107,12 +107,7 @@ class Losses(Group):
         if at < recovery.deadline_s:
             return
         if recovery.step is Step.suspected:
-            self._num_unexplained += 1
-            if self._num_unexplained > MAX_UNEXPLAINED:
-                return self._fail(
-                    at, f"the group broke {self._num_unexplained} times in a row, nobody is lost"
-                )
-            self._break(recovery, at, f"nobody was lost in {self.loss_wait_s:g} s")
+            self._break_unexplained(recovery, at, f"nobody was lost in {self.loss_wait_s:g} s")
         elif recovery.has_fenced:
             self._fail(at, f"a deadline has passed: {recovery}")
         else:
@@ -120,6 +115,21 @@ class Losses(Group):
             recovery.deadline_s = at + self.recover_timeout_s
             reason = f"no answer in {self.recover_timeout_s:g} s: {recovery}"
             self._out += [c.FenceRank(ep_rank=rank, reason=reason) for rank in recovery.waits_for]
+
+    def _give_up_waiting(self, change: Change, at: float) -> None:
+        """Ranks may wait for a hung one, and only it will not answer the order to break."""
+        reason = f"a deadline has passed: {change}"
+        if self.recovers:
+            self._break_unexplained(self._hold_recovery(at), at, reason)
+        else:
+            self._fail(at, reason)
+
+    def _break_unexplained(self, recovery: Recovery, at: float, why: str) -> None:
+        self._num_unexplained += 1
+        if self._num_unexplained > MAX_UNEXPLAINED:
+            text = f"the group broke {self._num_unexplained} times in a row, nobody is lost"
+            return self._fail(at, f"{text}; {why}")
+        self._break(recovery, at, why)
 
     def _new_recovery(self, at: float) -> Recovery:
         rosters = {self.membership_epoch: self.members}
