@@ -20,6 +20,9 @@ MAX_UNEXPLAINED = 3
 """Recoveries in a row with nobody lost, before their cause is given up."""
 
 
+_TOO_EARLY = "not every rank had joined, so there is no group to go on with"
+
+
 class Losses(Group):
     # Losses.
 
@@ -36,7 +39,7 @@ class Losses(Group):
         self._move(rank, RankState.lost, event.at, name_of(event))
         text = f"ep_rank {rank.ep_rank} is lost: {event.reason}"
         if not self.recovers or not was_ready:
-            return self._fail(event.at, text)
+            return self._fail(event.at, text if was_ready else f"{text}; {_TOO_EARLY}")
         self._out.append(c.AbandonRank(ep_rank=rank.ep_rank))
         rank.is_drained = rank.is_wanted = rank.is_woken = False
         for is_release in (True, False):
@@ -59,7 +62,8 @@ class Losses(Group):
         if event.generation > self.generation or not is_known:
             raise self._invalid(rank, event)
         if not self.recovers or not self.is_ready:
-            return self._fail(event.at, f"ep_rank {rank.ep_rank} broke: {event.where}")
+            text = f"ep_rank {rank.ep_rank} broke: {event.where}"
+            return self._fail(event.at, text if self.is_ready else f"{text}; {_TOO_EARLY}")
         recovery = self._hold_recovery(event.at)
         self._tell(event.at, rank.ep_rank, f"ep_rank {rank.ep_rank} broke: {event.where}")
         if recovery.step is not Step.breaking:
