@@ -272,6 +272,7 @@ class Losses(Group):
             self._let_go(rank, does_exit, at)
             recovery.live = self._live() if recovery.live else ()
             self._out += self.operations.rank_is_through(rank.ep_rank, membership_epoch, is_release=True)
+        self.members = self._with_members_by_state()
 
     def _end_drains(self, recovery: Recovery, at: float) -> None:
         """The ranks need no order: the recovery itself ends their drains."""

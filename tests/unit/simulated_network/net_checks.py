@@ -21,7 +21,7 @@ INVARIANTS = {
     "one_rank_per_response": "a rank that counts as live holds the responses only that are its own",
     "response_once": "no response ends twice",
     "protocol": "no rank says what it cannot say",
-    "legitimate_end": "the group fails below the floor, in a weight update or before it is whole, and then only",
+    "legitimate_end": "the group fails below the floor, in a weight update and before it is whole only",
     "progress": "when the faults stop, every request, operation and change ends",
 }
 LEGITIMATE = ("the floor is", "the loss came in a weight update", "not every rank had joined")

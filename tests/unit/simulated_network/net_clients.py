@@ -91,7 +91,7 @@ class Update:
 
 
 class Updates:
-    """A weight update stops the iterations of work, reaches each rank in its own time, and ends with the last."""
+    """A weight update stops the work, reaches each rank in its own time, and ends with the last."""
 
     def __init__(self, world: "World") -> None:
         self._world = world

@@ -1,4 +1,4 @@
-"""The collectives of the played ranks: a gather per iteration, the joiners' agreement, a recovery's barrier."""
+"""Collectives of the played ranks: a gather per iteration, the joiners' agreement, a recovery's barrier."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -44,11 +44,11 @@ class Groups:
         ranks = [self._ranks[member] for member in gather.members]
         advances = self._world.checks.gather(ranks)
         for each in ranks:
-            turn = each.turn
-            wait_s = self._world.rng.uniform(0.001, 0.02)
-            self._world.at(
-                wait_s, lambda each=each, turn=turn: self._end(gather, each, turn, votes, advances)
-            )
+            self._end_soon(gather, each, each.turn, votes, advances)
+
+    def _end_soon(self, gather: Collective, rank: "SimRank", turn: int, *result: Any) -> None:
+        wait_s = self._world.rng.uniform(0.001, 0.02)
+        self._world.at(wait_s, lambda: self._end(gather, rank, turn, *result))
 
     def _end(self, gather: Collective, rank: "SimRank", turn: int, votes: list[int], advances: bool) -> None:
         """A gather that is complete may still fail for a rank, when another one dies before it has all."""

@@ -80,8 +80,13 @@ class SimRank:
             token=server.token, mailbox=None,
         )  # fmt: skip
         self.link = LinkState(
-            hello, MANAGER_TIMEOUT_S, self.clock(), say=self._say, deliver=self._deliver, on_break=self._on_break
-        )  # fmt: skip
+            hello,
+            MANAGER_TIMEOUT_S,
+            self.clock(),
+            say=self._say,
+            deliver=self._deliver,
+            on_break=self._on_break,
+        )
         self._reported = -1
         self._recover_order: m.RecoverMsg | None = None
         self.link.open()

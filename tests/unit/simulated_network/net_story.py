@@ -1,4 +1,4 @@
-"""Stories: what is asked of a group and what is done to it, step by step; drawn from a seed, and shortened."""
+"""Stories: what is asked of a group and done to it, step by step; drawn from a seed, and shortened."""
 
 import random
 from collections.abc import Callable

@@ -145,7 +145,8 @@ class World:
         if self._rates["repeating"] and self.rng.random() < self._rates["repeating"]:
             self.faults["messages repeated"] += 1
             num_copies = 2
-        link, number, connection = (
+        link, number = (rank.incarnation, is_up), next(self._num_sent)
+        connection = self._connections[rank.ep_rank]
             (rank.incarnation, is_up),
             next(self._num_sent),
             self._connections[rank.ep_rank],
@@ -233,7 +234,7 @@ class World:
         rank = self.server.ranks[ep_rank]
         if rank.is_alive and rank.place == "gather" and not rank.is_stopped:
             self.faults["collective broken, nobody dead"] += 1
-            rank.broke("glitch")
+            rank._run(rank.turn, lambda: rank.broke("glitch"))
 
     def _lossy(self, rate: float, seconds: float) -> None:
         self._set_rate("lossy", rate, seconds)
