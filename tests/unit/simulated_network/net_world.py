@@ -147,10 +147,6 @@ class World:
             num_copies = 2
         link, number = (rank.incarnation, is_up), next(self._num_sent)
         connection = self._connections[rank.ep_rank]
-            (rank.incarnation, is_up),
-            next(self._num_sent),
-            self._connections[rank.ep_rank],
-        )
         for _ in range(num_copies):
             wait_s = self.rng.uniform(0.001, 0.03)
             if self._rates["slow"]:
