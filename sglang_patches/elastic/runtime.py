@@ -8,12 +8,18 @@ Rule 1: a rank acts only at its loop top, between two iterations. So what it vot
 gather cannot be undone in between.
 Rule 2: a leaver votes for leaving only in a gather in which it has no tokens and no request.
 Rule 3: whoever is outside the group waits in `_park` and takes part in no collective.
+
+After a loss (see `Recovery`) every rank goes on with the gather, wherever the group broke:
+
+    at the loop top | in the broadcast     no broadcast in this iteration, then the gather
+    in the gather                          the gather again
+    in the forward pass                    a gather with the same batch, then the forward pass again
 """
 
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -21,6 +27,7 @@ import zmq
 from flexfloor.experts.placement import ExpertPlacement
 from flexfloor.membership.agent import AgentLink
 from flexfloor.membership.messages import (
+    BreakMsg,
     CancelAnsweredMsg,
     CancelAskedMsg,
     CancelMsg,
@@ -34,13 +41,16 @@ from flexfloor.membership.messages import (
 )
 from sglang_patches import iteration_log
 from sglang_patches.counters import IterationCounters
+from sglang_patches.elastic.controls import ControlLog
 from sglang_patches.elastic.delays import Delays
 from sglang_patches.elastic.drained import finish_idle_passes, is_drained
 from sglang_patches.elastic.expert_slots import ExpertLayers
+from sglang_patches.elastic.failures import is_group_failure
 from sglang_patches.elastic.graphs import GraphSets
 from sglang_patches.elastic.groups import restamp
 from sglang_patches.elastic.parking import ParkedMemory
 from sglang_patches.elastic.prepare import Plan, Preparer
+from sglang_patches.elastic.recovery import Recovery
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +69,8 @@ class ElasticRuntime:
         placement: ExpertPlacement,
         delays: Delays,
         graphs: GraphSets,
+        controls: ControlLog | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
         self.ep_rank = ep_rank
         self._scheduler = scheduler
@@ -69,6 +81,16 @@ class ElasticRuntime:
         self._placement = placement
         self._delays = delays
         self._graphs = graphs
+        self._controls = controls or ControlLog()
+        self._recovery = recovery
+        self._generation = 0
+        """Of the last recovery that this rank has been through."""
+        self._is_parked = False
+        self._skips_broadcast = False
+        self._unsent: list[Any] = []
+        """Control requests that came to this rank, the first, while it made no broadcast."""
+        self._must_park = False
+        """A recovery has left this rank out; it parks at the next loop top."""
         self._epoch = 0
         self._plan: Plan | None = None
         self._is_draining = False
@@ -85,8 +107,9 @@ class ElasticRuntime:
         self._delays.at("loop")
         if self._plan is not None and self._plan.agreed:
             self._switch(self._plan)
-        for order in self._link.orders():
-            self._take(order)
+        if self._must_park:
+            self._leave()
+        self._take_orders("at the loop top")
         self._settle_withdrawn()
         if self._is_draining:
             self._report_drained()
@@ -106,6 +129,118 @@ class ElasticRuntime:
         plan = self._plan
         if plan is not None and all(vote == plan.membership_epoch for vote in votes):
             plan.agreed = True
+
+    # What SGLang does with the whole group: see the table above.
+
+    def broadcast(
+        self,
+        call: Callable[[list[Any]], list[Any]],
+        split: Callable[[list[Any]], tuple[list[Any], list[Any]]],
+        own: Sequence[Any],
+    ) -> list[Any]:
+        """The exchange of requests at the loop top; `own` came to this rank. Returns what it has to process.
+
+        `split`: into work, which stays on its rank, and control requests, which the first rank broadcasts.
+        """
+        requests = [*self._unsent, *own]
+        self._unsent = []
+        if self._skips_broadcast or self._must_park:
+            self._skips_broadcast = False
+            work, self._unsent = split(requests)
+            return work
+        try:
+            work, control = split(call(requests))
+        except Exception as error:
+            work, control = split(requests)
+            self._recover("the broadcast of control requests", error, lambda: self._hold(control))
+            self._skips_broadcast = False
+            return work
+        return [*work, *self._controls.take(control)]
+
+    def gather(self, call: Callable[[], Any]) -> Any:
+        """The exchange of batch sizes; returns SGLang's batch, or None for a rank that is to park."""
+        while not self._must_park:
+            try:
+                return call()
+            except Exception as error:
+                self._recover("the exchange of batch sizes", error)
+                # The broadcast of this iteration is behind this rank.
+                self._skips_broadcast = False
+        return None
+
+    def forward(self, call: Callable[[], Any], batch: Any, idle_result: Callable[[], Any]) -> Any:
+        """The forward pass of this batch. A pass that was broken writes the same KV again to the same slots."""
+        while True:
+            try:
+                return call()
+            except Exception as error:
+                self._recover("the forward pass", error)
+                self._skips_broadcast = False
+            gathered = self._scheduler.dp_attn_adapter.prepare_mlp_sync_batch(batch)
+            if gathered is None or max(batch.global_num_tokens) == 0:
+                # Only the lost ranks had tokens, so the others make no pass.
+                return idle_result()
+
+    def update_weights(self, call: Callable[[], Any], *, begins: bool, ends: bool) -> Any:
+        """One of SGLang's calls that change weights. A loss inside cannot be made good."""
+        if self._recovery is None:
+            return call()
+        if begins:
+            self._recovery.weights_change()
+        try:
+            reply = call()
+        except Exception as error:
+            self._recover("a weight update", error)
+            raise
+        if ends and reply.success:
+            self._recovery.weights_changed(weight_version())
+        return reply
+
+    def rename_weights(self) -> None:
+        """The same weights have another version now."""
+        if self._recovery is not None:
+            self._recovery.weights_renamed(weight_version())
+
+    def _recover(
+        self, where: str, error: Exception | None = None, before: Callable[[], None] = lambda: None
+    ) -> None:
+        """Come back in the next group. Raises the error where it is none of a group, or nobody recovers."""
+        if self._recovery is None or (error is not None and not is_group_failure(error)):
+            assert error is not None
+            raise error
+        before()
+        self._plan, self._is_draining, self._has_reported_drained = None, False, False
+        order = self._recovery.run(where, self._epoch, self._is_parked)
+        self._generation, self._epoch = order.generation, order.membership_epoch
+        self._placement = order.placement
+        if self.ep_rank in order.members:
+            self._is_parked = False
+            self._graphs.install(order.members)
+        elif not self._is_parked:
+            self._must_park = True
+        self._skips_broadcast = self.ep_rank in order.members
+
+    def _hold(self, control: list[Any]) -> None:
+        if self._scheduler.tp_group.rank_in_group == 0:
+            self._controls.hold(control)
+
+    def _take_orders(self, where: str) -> None:
+        for order in self._link.orders():
+            if isinstance(order, BreakMsg):
+                if order.generation > self._generation and self._recovery is not None:
+                    # What was ordered with it is void.
+                    self._recover(where)
+                    return
+            else:
+                self._take(order)
+
+    def _leave(self) -> None:
+        """Park without a switch."""
+        self._must_park = False
+        finish_idle_passes(self._scheduler)
+        iteration_log.flush()
+        self._memory.release()
+        self._park()
 
     def _take(self, order: object) -> None:
         match order:
@@ -168,6 +303,7 @@ class ElasticRuntime:
         self._plan = None
         self._epoch = plan.membership_epoch
         self._placement = plan.new_placement
+        self._controls.switch(self._epoch)
         stays = self.ep_rank in plan.members
         if stays:
             assert plan.staged is not None
@@ -194,7 +330,8 @@ class ElasticRuntime:
             self._park()
 
     def _park(self) -> None:
-        """Wait outside the group, without the CPU, until a change brings this rank back in."""
+        """Wait outside the group, without the CPU, until a change or a recovery brings this rank back in."""
+        self._is_parked = True
         receiver = self._scheduler.request_receiver
         inboxes = [socket for socket in (receiver.recv_from_tokenizer, receiver.recv_from_rpc) if socket]
         poller = zmq.Poller()
@@ -213,8 +350,13 @@ class ElasticRuntime:
                 for inbox in inboxes:
                     poller.unregister(inbox)
                 inboxes = []
-            for order in self._link.orders():
-                self._take(order)
+            generation = self._generation
+            self._take_orders("its parking place")
+            if not self._is_parked:
+                return
+            if generation != self._generation:
+                # A plan may have begun to take the memory again.
+                self._memory.release()
             if self._preparer.done_fd in ready:
                 os.eventfd_read(self._preparer.done_fd)
                 if self._plan is not None and self._plan.dropped.is_set():
@@ -222,8 +364,16 @@ class ElasticRuntime:
             self._settle_withdrawn()
             plan = self._plan
             if plan is not None and self.ep_rank in plan.members and plan.ready.is_set():
+                self._is_parked = False
                 self._switch(plan)
                 return
+
+
+def weight_version() -> str:
+    """What SGLang calls the weights of this rank."""
+    from sglang.srt.runtime_context import get_serving
+
+    return str(get_serving().weight_version)
 
 
 def plan_of(order: PrepareMsg) -> Plan:
