@@ -14,13 +14,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 from flexfloor.experts.placement import to_restore
 from flexfloor.membership.agent import AgentLink
+from flexfloor.membership.member import Member
 from flexfloor.membership.messages import BrokenMsg, RecoveredMsg, RecoverMsg, RecoveryFailedMsg
 from sglang_patches.elastic.controls import ControlLog
 from sglang_patches.elastic.expert_slots import ExpertLayers
@@ -28,7 +29,7 @@ from sglang_patches.elastic.failures import is_group_failure
 from sglang_patches.elastic.groups import GroupBroken, GroupFactory, gather_objects, restamp
 from sglang_patches.elastic.mirror import ExpertMirrors, MirrorUnusable
 from sglang_patches.elastic.parking import ParkedMemory
-from sglang_patches.elastic.prepare import Preparer
+from sglang_patches.elastic.prepare import Plan, Preparer
 from sglang_patches.elastic.transfer import TransferGroup
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ T = TypeVar("T")
 
 class Recovery:
     """Example:
-    order = recovery.run("forward pass", epoch, slots=...)   # blocks until this rank is in the new group
+    order = recovery.run(member, "the forward pass", is_parked=False)   # returns in the new group
     """
 
     def __init__(
@@ -98,23 +99,18 @@ class Recovery:
             self._mirrors.rename(weight_version)
             self.weight_version = weight_version
 
-    def run(self, where: str, membership_epoch: int, is_parked: bool) -> RecoverMsg:
+    def run(self, member: Member[Plan], where: str, *, is_parked: bool) -> RecoverMsg:
         """Leave the broken group and come back in the next one, or stay outside. Returns the order."""
         started_s = time.perf_counter()
-        logger.warning("flexfloor ep_rank=%d broken in %s membership_epoch=%d", self._ep_rank, where, membership_epoch)
+        logger.warning("flexfloor ep_rank=%d membership_epoch=%d broken in %s", self._ep_rank, member.epoch, where)
+        member.drop_plan()
+
+        def report(generation: int) -> BrokenMsg:
+            slots, version = self._experts.slots, self.weight_version
+            return member.broken(generation, slots=slots, weight_version=version, where=where)
+
         while True:
             self._groups.break_all()
-            slots = self._experts.slots
-
-            def report(generation: int) -> BrokenMsg:
-                return BrokenMsg(
-                    generation=generation,
-                    membership_epoch=membership_epoch,
-                    slots=slots,  # noqa: B023
-                    weight_version=self.weight_version,
-                    where=where,
-                )
-
             order = self._link.wait_recover(report, WAIT_TIMEOUT_S)
             try:
                 with torch.no_grad():
@@ -128,6 +124,7 @@ class Recovery:
                 logger.warning("flexfloor ep_rank=%d generation=%d: %s", self._ep_rank, order.generation, error)
             else:
                 break
+        member.recover(order)
         stall_s = time.perf_counter() - started_s
         self._link.send(
             RecoveredMsg(
@@ -220,8 +217,3 @@ class Recovery:
     def _check(self, order: RecoverMsg) -> None:
         if self._link.generation != order.generation:
             raise GroupBroken(f"generation {order.generation} is over: {self._link.generation} was ordered")
-
-
-def exchange_over(coordinator: Any) -> Callable[[object], Sequence[object]]:
-    """Every rank's value in rank order, over a group that is not in use yet."""
-    return lambda value: gather_objects(coordinator, value)
