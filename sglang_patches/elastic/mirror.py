@@ -133,7 +133,10 @@ class ExpertMirrors:
         _HEADER.pack_into(self._own, 0, _MAGIC, self._nonce, 1, name)
 
     def restore(
-        self, rows: Sequence[tuple[int, int]], weight_version: str, fill: Callable[[int, int], list[torch.Tensor]]
+        self,
+        rows: Sequence[tuple[int, int]],
+        weight_version: str,
+        fill: Callable[[int, int], list[torch.Tensor]],
     ) -> int:
         """Fill expert slots from the mirrors of this host; returns the bytes.
 
@@ -148,14 +151,16 @@ class ExpertMirrors:
         for slot, expert in rows:
             mirror, own = self._mirror_of(expert, weight_version)
             targets = [tensor for layer in range(self._experts.num_layers) for tensor in fill(layer, slot)]
-            for (layer, offset, size, checksum), target in zip(self._layout.places(own), targets, strict=True):
+            for (layer, offset, size, checksum), target in zip(
+                self._layout.places(own), targets, strict=True
+            ):
                 _write(target, mirror[offset : offset + size])
                 # Of what lies in the slot now, not of what was read: a loader may drop rows in silence.
                 found, wanted = zlib.crc32(_bytes_of(target)), struct.unpack_from("<I", mirror, checksum)[0]
                 if found != wanted:
                     raise MirrorUnusable(
-                        f"expert {expert} of MoE layer {layer} restored from ep_rank {self._home[expert]}'s host "
-                        f"mirror has checksum {found:08x}, not {wanted:08x}"
+                        f"expert {expert} of MoE layer {layer}, restored from the host mirror of ep_rank "
+                        f"{self._home[expert]}, has checksum {found:08x}, not {wanted:08x}"
                     )
                 num_bytes += size
         return num_bytes
@@ -165,7 +170,7 @@ class ExpertMirrors:
         mirror = self._mirrors.get(home)
         if mirror is None:
             raise MirrorUnusable(
-                f"expert {expert} is mirrored by ep_rank {home} on another host only, and {_host()} cannot read it"
+                f"expert {expert} is mirrored by ep_rank {home} on another host, which this one cannot read"
             )
         _, _, is_whole, name = _HEADER.unpack_from(mirror, 0)
         version = name.rstrip(b"\0").decode("utf-8")
@@ -197,7 +202,7 @@ class ExpertMirrors:
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
 def _write(target: torch.Tensor, data: bytes) -> None:
@@ -207,7 +212,7 @@ def _write(target: torch.Tensor, data: bytes) -> None:
 
 
 def _host() -> str:
-    """This boot of this machine, or of this container's pid namespace: where paths of processes mean the same."""
+    """This boot of this machine and this pid namespace: where paths of processes mean the same."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
     space = "?"
