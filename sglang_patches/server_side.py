@@ -196,8 +196,11 @@ class ServerSide:
         """On the event loop."""
         membership = serving.current()
         assert membership is not None
-        own = [request.request_id for request in self._tracker if request.dp_rank == ep_rank]
-        membership.losses.abandon(ep_rank, own)
+        live = self._tokenizer_manager.rid_to_state
+        own = [one for one in self._tracker if one.dp_rank == ep_rank]
+        membership.losses.abandon(
+            ep_rank, [one.request_id for one in own if live.get(one.request_id) is one.state]
+        )
 
     def _take_status(self, status: MembershipStatus) -> None:
         """In the manager's thread."""

@@ -1,6 +1,6 @@
-"""Four ranks without SGLang: everything of ours is real, the model is a sum over experts that shows a wrong one.
+"""Four ranks without SGLang: ours is real, and the model is a sum over experts that shows a wrong one.
 
-Real: manager, links, runtime, recovery, groups over gloo, host mirrors, transfers, one process per rank. Played:
+Real: manager, links, runtime, recovery, gloo groups, host mirrors, transfers, a process per rank. Played:
 SGLang's scheduler and model. A token is made of the one before it and of the weights of one expert of each of
 two layers, summed over all ranks. So an expert that nobody serves, that two ranks serve, or that holds other
 weights gives another token, and so does a token that is made twice.

@@ -1,4 +1,4 @@
-"""Ranks are lost at every point of an iteration, of a switch and of a recovery; the others answer the same."""
+"""Ranks are lost at every point of an iteration, a switch and a recovery; the others answer the same."""
 
 import itertools
 import signal
@@ -12,6 +12,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 Start = Callable[..., PlayedServer]
 _names = itertools.count()
+POINTS = (("broadcast", 0), ("prefill", 2), ("gather", 0))
+"""What runs without --full, too."""
+RARE = (("prepare", 0), ("prepare", 3), ("switch", 3))
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def all_of(works: dict[int, list[Work]], *, but: tuple[int, ...] = ()) -> list[W
 
 
 def assert_goes_on(server: PlayedServer, works: dict[int, list[Work]], *lost: int) -> None:
-    """The lost ranks' requests have right beginnings, all others right answers, and so has the next rollout."""
+    """The lost ranks' requests have right beginnings, all others and the next rollout right answers."""
     server.wait_lost(*lost)
     server.assert_whole(all_of(works, but=lost))
     server.assert_right_so_far([work for rank in lost for work in works.get(rank, [])])
@@ -83,8 +86,14 @@ def test_a_rank_is_killed_while_decoding_then_rank_0_then_another(start: Start) 
     server.assert_whole(all_of(works))
 
 
-@pytest.mark.parametrize("point", ["broadcast", "gather", "prefill", "decode", "idle"])
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(
+    ("point", "victim"),
+    [
+        pytest.param(point, victim, marks=[] if (point, victim) in POINTS else pytest.mark.full)
+        for point in ("broadcast", "gather", "prefill", "decode", "idle")
+        for victim in (0, 2)
+    ],
+)
 def test_a_rank_dies_at_a_point_of_the_iteration(start: Start, point: str, victim: int) -> None:
     server = start()
     busy = tuple(rank for rank in range(NUM_RANKS) if point != "idle" or rank != victim)
@@ -103,6 +112,7 @@ def test_a_rank_dies_at_a_point_of_the_iteration(start: Start, point: str, victi
     assert len(set(seen[0])) == len(seen[0])
 
 
+@pytest.mark.full
 def test_two_ranks_are_killed_at_once(start: Start) -> None:
     server = start()
     works = submit(server, 60)
@@ -112,7 +122,7 @@ def test_two_ranks_are_killed_at_once(start: Start) -> None:
     assert_goes_on(server, works, 0, 3)
 
 
-@pytest.mark.parametrize("point", ["recovery", "restored"])
+@pytest.mark.parametrize("point", [pytest.param("recovery", marks=pytest.mark.full), "restored"])
 def test_another_rank_dies_in_the_recovery(start: Start, point: str) -> None:
     server = start()
     works = submit(server, 60)
@@ -123,8 +133,9 @@ def test_another_rank_dies_in_the_recovery(start: Start, point: str) -> None:
     assert_goes_on(server, works, 1, 2)
 
 
-@pytest.mark.parametrize("victim", [0, 3])
-@pytest.mark.parametrize("point", ["prepare", "switch"])
+@pytest.mark.parametrize(
+    ("point", "victim"), [("switch", 0), *(pytest.param(*one, marks=pytest.mark.full) for one in RARE)]
+)
 def test_a_rank_dies_in_a_release(start: Start, point: str, victim: int) -> None:
     """Rank 3 leaves; it dies itself, or a survivor does."""
     server = start()
@@ -137,8 +148,9 @@ def test_a_rank_dies_in_a_release(start: Start, point: str, victim: int) -> None
     assert_goes_on(server, works, victim)
 
 
-@pytest.mark.parametrize("victim", [0, 3])
-@pytest.mark.parametrize("point", ["prepare", "switch"])
+@pytest.mark.parametrize(
+    ("point", "victim"), [("switch", 0), *(pytest.param(*one, marks=pytest.mark.full) for one in RARE)]
+)
 def test_a_rank_dies_while_another_returns(start: Start, point: str, victim: int) -> None:
     server = start()
     assert server.result(server.manager.release((3,))).ok
@@ -171,6 +183,7 @@ def test_a_parked_rank_takes_part_and_returns_where_the_floor_needs_it(start: St
     assert server.status().members == (0, 1, 3)
 
 
+@pytest.mark.full
 def test_parked_ranks_return_after_a_loss(start: Start) -> None:
     server = start()
     assert server.result(server.manager.release((1,))).ok

@@ -90,7 +90,8 @@ def test_a_dead_ranks_experts_come_back_bit_by_bit() -> None:
 
 
 def test_a_mirror_of_another_version_is_refused_with_both() -> None:
-    with own_and_lost(["7"]) as (experts, mirrors), pytest.raises(MirrorUnusable, match="version 7, .* 8 is"):
+    both = r"version 7, .* 8 is"
+    with own_and_lost(["7"]) as (experts, mirrors), pytest.raises(MirrorUnusable, match=both):
         restore(experts, mirrors, "8")
 
 
@@ -107,7 +108,7 @@ def test_a_changed_byte_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         mirror = mirrors._mirrors[1]
         _, offset, _, _ = list(mirrors._layout.places(1))[-1]
         mirror[offset] ^= 1
-        with pytest.raises(MirrorUnusable, match="expert 3 of MoE layer 1.* has checksum"):
+        with pytest.raises(MirrorUnusable, match=r"expert 3 of MoE layer 1.* has checksum"):
             restore(experts, mirrors, "7")
 
 
