@@ -75,6 +75,8 @@ class Control:
     """A request for all ranks, by way of the first."""
 
     name: str
+    new_version: str = ""
+    """Not empty: a weight update."""
 
 
 # In the rank's process.
@@ -192,7 +194,7 @@ class PlayedRank:
                 if isinstance(request, Work):
                     self._running.append([request, request.seed, 0])
                 else:
-                    self._out.send(("control", request.name, -1))
+                    self._control(request)
             self.scheduler.running_batch = Batch(len(self._running))
             is_extend = any(not row[2] for row in self._running)
             batch = Pass(self._running, is_extend=is_extend) if self._running else None
@@ -201,6 +203,17 @@ class PlayedRank:
                 threading.Event().wait(PASS_S)
             else:
                 self._keep(self.runtime.forward(lambda: self._forward(batch), batch, lambda: []))  # noqa: B023
+
+    def _control(self, request: Control) -> None:
+        if request.new_version:
+            self.runtime.update_weights(lambda: self._update(request.new_version), begins=True, ends=True)
+        self._out.send(("control", request.name, -1))
+
+    def _update(self, version: str) -> Any:
+        """The same numbers under another version: what is asked here is which mirror is taken."""
+        dist.barrier(group=self.scheduler.tp_group.cpu_group)
+        self._serving.weight_version = version
+        return SimpleNamespace(success=True)
 
     def _broadcast(self, requests: list[Any]) -> list[Any]:
         work, control = _split(requests)

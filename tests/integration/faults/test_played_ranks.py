@@ -217,3 +217,29 @@ def test_a_stopped_rank_is_found_by_its_silence_and_ended(start: Start) -> None:
     server.wait_tokens(all_of(works), 8)
     server.signal(1, signal.SIGSTOP)
     assert_goes_on(server, works, 1)
+
+
+def update(server: PlayedServer, version: str) -> None:
+    """A weight update, which reaches every rank."""
+    server.send(0, Control(f"update {version}", new_version=version))
+
+
+def test_experts_come_back_from_the_mirror_of_the_last_update(start: Start) -> None:
+    server = start()
+    update(server, "8")
+    server.wait(lambda: all(server.controls(rank) for rank in range(NUM_RANKS)), "updated")
+    server.manager.weights_updated("8")
+    works = submit(server, 60)
+    server.wait_tokens(all_of(works), 5)
+    server.signal(2)
+    assert_goes_on(server, works, 2)
+    assert set(server.status().weight_versions.values()) == {"8"}
+
+
+def test_a_loss_during_a_weight_update_ends_the_group_with_the_reason(start: Start) -> None:
+    server = start()
+    armed = server.arm("kill", 2, "update")
+    update(server, "8")
+    assert server.failed.wait(60.0)
+    assert not armed.exists()
+    assert "weight" in server.reason, server.reason
