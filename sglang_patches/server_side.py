@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from sglang_patches.http.metrics import Metrics
 from sglang_patches.http.operations import Operations
 from sglang_patches.http.rollout import Presence
 from sglang_patches.http.rollouts import Rollouts
-from sglang_patches.http.view import events_between, membership_json
+from sglang_patches.http.view import changed_at, events_between, membership_json
 from sglang_patches.plugin_config import PluginConfig
 from sglang_patches.release.control import Group, ReleaseControl
 from sglang_patches.release.rule import ServerRelease
@@ -126,6 +127,12 @@ class ServerSide:
     def is_stopping(self) -> bool:
         return bool(self._tokenizer_manager.gracefully_exit)
 
+    def shut_down(self) -> None:
+        """The ranks are told to end."""
+        membership = serving.current()
+        if membership is not None:
+            membership.shut_down()
+
     # What a request does.
 
     def take_request(self, request: Any) -> None:
@@ -135,6 +142,12 @@ class ServerSide:
             return
         if self._control is not None:
             request.routed_dp_rank = self._control.place(request.routed_dp_rank)
+        membership = serving.current()
+        if membership is not None and membership.recovers:
+            if request.routed_dp_rank is None:
+                routed = membership.manager.status().routed
+                request.routed_dp_rank = membership.losses.choose(routed, self._load_to_balance())
+            membership.losses.refuse(request.rid, request.routed_dp_rank)
         cap_tokens = getattr(request.sampling_params, "max_new_tokens", None)
         self._tracker.send(
             SentRequest(
@@ -151,11 +164,27 @@ class ServerSide:
             # Nobody else looks: what is over must not pile up.
             self._tracker.settle(self._tokenizer_manager.rid_to_state)
 
+    def _load_to_balance(self) -> dict[int, int] | None:
+        """What --load-balance-method looks at, by rank; None where ranks take turns."""
+        from sglang.srt.runtime_context import get_parallel
+
+        method = get_parallel().load_balance_method
+        if method in ("auto", "round_robin"):
+            return None
+        load: Counter[int] = Counter()
+        live = self._tokenizer_manager.rid_to_state
+        for one in self._tracker:
+            if one.dp_rank is not None and live.get(one.request_id) is one.state:
+                load[one.dp_rank] += 1 if method == "total_requests" else one.prompt_tokens + one.num_tokens
+        return load
+
     # Wiring.
 
     def _make_group(self) -> Group:
         if self._config.membership == "elastic":
-            membership = serving.start(self._tokenizer_manager, self._take_status, self._take_result)
+            membership = serving.start(
+                self._tokenizer_manager, self._take_status, self._take_result, self._abandon
+            )
             return membership.manager
         from sglang.srt.runtime_context import get_parallel
 
@@ -179,6 +208,16 @@ class ServerSide:
             weigher=weigher,
         )
 
+    def _abandon(self, ep_rank: int) -> None:
+        """On the event loop."""
+        membership = serving.current()
+        assert membership is not None
+        live = self._tokenizer_manager.rid_to_state
+        own = [one for one in self._tracker if one.dp_rank == ep_rank]
+        membership.losses.abandon(
+            ep_rank, [one.request_id for one in own if live.get(one.request_id) is one.state]
+        )
+
     def _take_status(self, status: MembershipStatus) -> None:
         """In the manager's thread."""
         before, self._seen = self._seen, status
@@ -188,7 +227,7 @@ class ServerSide:
             self._presence.change(status.members, time.monotonic())
             return
         if status.membership_epoch != before.membership_epoch:
-            self._presence.change(status.members, status.last_switches[-1].at)
+            self._presence.change(status.members, changed_at(status))
         for event in events_between(before, status):
             self.events.add(event)
 

@@ -9,11 +9,12 @@ from flexfloor.experts.placement import ExpertPlacement, canonical, rehome
 from flexfloor.membership import commands as c
 from flexfloor.membership import events as e
 from flexfloor.membership.change import Change, Phase, braced
-from flexfloor.membership.events import Leave
+from flexfloor.membership.events import Leave, WeightVersion
 from flexfloor.membership.fences import Fences
 from flexfloor.membership.operations import OperationBook
 from flexfloor.membership.ranks import MOVES, Rank, RankState
-from flexfloor.membership.status import MembershipStatus, SwitchRecord
+from flexfloor.membership.recovery import Recovery
+from flexfloor.membership.status import MembershipStatus, RecoveryRecord, SwitchRecord
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +41,13 @@ class Group:
     Args:
         floor: fewest ranks that may serve.
         prepare_timeout_s: how long a plan may be out before it is cancelled.
-        cancel_timeout_s: how long the answers to a cancel may take; then the group has failed.
+        cancel_timeout_s: how long the answers to a cancel may take; then a recovery starts, or the group has
+            failed where there is none.
         switch_timeout_s: the same, from agreement (as far as known here) to the last report.
+        recovers: whether survivors go on after a loss. False: the group fails with the first one.
+        loss_wait_s: how long a rank may be broken before the others are broken with nobody known lost.
+        recover_timeout_s: how long each phase of a recovery may take before the ranks that it waits for are
+            fenced; a second time, the group has failed.
     """
 
     def __init__(
@@ -53,6 +59,9 @@ class Group:
         *,
         cancel_timeout_s: float = 30.0,
         switch_timeout_s: float = 60.0,
+        recovers: bool = True,
+        loss_wait_s: float = 10.0,
+        recover_timeout_s: float = 120.0,
     ) -> None:
         if not 1 <= floor <= ep_size:
             raise ValueError(f"floor={floor}: it must be between 1 and ep_size={ep_size}")
@@ -62,6 +71,9 @@ class Group:
         self.prepare_timeout_s = prepare_timeout_s
         self.cancel_timeout_s = cancel_timeout_s
         self.switch_timeout_s = switch_timeout_s
+        self.recovers = recovers
+        self.loss_wait_s = loss_wait_s
+        self.recover_timeout_s = recover_timeout_s
         self.ranks = tuple(Rank(ep_rank=ep_rank) for ep_rank in range(ep_size))
         self.membership_epoch = 0
         self.last_epoch = 0
@@ -69,7 +81,12 @@ class Group:
         self.dead_epochs: set[int] = set()
         self.members: tuple[int, ...] = tuple(range(ep_size))
         self.placement: ExpertPlacement = canonical(num_experts, ep_size)
+        self.weight_version: WeightVersion | None = None
+        """Of the members."""
         self.change: Change | None = None
+        self.recovery: Recovery | None = None
+        self.generation = 0
+        """Orders to break so far."""
         self.fences = Fences()
         self.operations = OperationBook()
         self.failed: str | None = None
@@ -77,6 +94,8 @@ class Group:
         """Of the last event."""
         self.outcome_reason = ""
         self._num_failed_attempts = 0
+        self._num_unexplained = 0
+        self._recoveries: deque[RecoveryRecord] = deque(maxlen=STORY_LINES)
         self._last_routing: c.SetRouting | None = None
         self._switches: deque[SwitchRecord] = deque(maxlen=STORY_LINES)
         self._story: deque[tuple[int | None, str]] = deque(maxlen=STORY_LINES)
@@ -91,13 +110,14 @@ class Group:
 
     @property
     def is_ready(self) -> bool:
-        """Every rank has joined, and none was lost."""
+        """Every rank has joined."""
         return self.failed is None and not self._in_state(RankState.starting)
 
     @property
     def next_deadline_s(self) -> float | None:
         """When a TimePassed is due, on the clock of the events."""
-        return None if self.change is None else self.change.deadline_s
+        under_way = self.recovery or self.change
+        return None if under_way is None else under_way.deadline_s
 
     def story(self, ep_rank: int | None = None) -> str:
         """The last transitions, oldest first: of one rank and the group, or of all."""
@@ -119,21 +139,31 @@ class Group:
             change=None if self.change is None else str(self.change),
             num_fences=self.fences.num_all,
             failed=self.failed,
+            lost=self._in_state(RankState.lost),
+            recoveries=tuple(self._recoveries),
+            recovering=None if self.recovery is None else str(self.recovery),
         )
 
     # After every event.
 
     def _settle(self, at: float) -> None:
+        if self.recovery is not None:
+            return self._check_recovery(self.recovery, at)
         self._check_deadline(at)
+        if self.failed is not None or self.recovery is not None:
+            return
         leavers = self.change.leavers if self.change is not None else ()
         for ep_rank in self._in_state(RankState.draining):
             if self.ranks[ep_rank].is_wanted and ep_rank not in leavers:
                 self._stop_drain(self.ranks[ep_rank], at, f"ep_rank {ep_rank} rejoined")
-        if self.failed is not None or self.change is not None:
+        if self.change is not None:
             return
         granted = self.fences.grant(is_full=not self._in_state(RankState.parked))
         self._out += [c.GrantFence(fence_id=name) for name in granted]
         self._start_next_change(at)
+
+    def _check_recovery(self, recovery: Recovery, at: float) -> None:
+        raise NotImplementedError
 
     def _check_deadline(self, at: float) -> None:
         change = self.change
@@ -142,7 +172,10 @@ class Group:
         if change.phase is Phase.preparing:
             self._cancel(change, at)
         else:
-            self._fail(at, f"a deadline has passed: {change}")
+            self._give_up_waiting(change, at)
+
+    def _give_up_waiting(self, change: Change, at: float) -> None:
+        raise NotImplementedError
 
     def _start_next_change(self, at: float) -> None:
         if self.fences.held or not self.is_ready:
@@ -219,7 +252,7 @@ class Group:
 
     def _finish_change(self, change: Change, at: float) -> None:
         self.change = None
-        self._num_failed_attempts = 0
+        self._num_failed_attempts = self._num_unexplained = 0
         self.membership_epoch, self.members = change.membership_epoch, change.members
         self.placement = change.placement
         self._record_switch(change, at)
@@ -243,8 +276,8 @@ class Group:
         self._move(rank, RankState.exited if does_exit else RankState.parked, at, "left")
         if not does_exit:
             return
-        if rank.is_woken:
-            logger.error("ep_rank=%d has exited, and a request that reached it is lost", rank.ep_rank)
+        # A request may have reached it after it was drained, and would wait there for ever.
+        self._out.append(c.AbandonRank(ep_rank=rank.ep_rank))
         rank.is_wanted = rank.is_woken = False
         self._end_waits(rank.ep_rank, f"ep_rank {rank.ep_rank} has exited", is_release=False)
 
@@ -276,6 +309,8 @@ class Group:
 
     def _route(self) -> None:
         routed = self.routed
+        if self.recovery is not None and not routed:
+            return  # whoever takes requests next is not known yet
         assert routed, "the floor keeps a rank that takes requests"
         routing = c.SetRouting(ep_ranks=routed, members=self.members)
         if routing != self._last_routing:
@@ -285,9 +320,10 @@ class Group:
     # The end, and what is said about it.
 
     def _fail(self, at: float, reason: str) -> None:
-        self.failed = reason if self.change is None else f"{reason}; in flight: {self.change}"
+        under_way = self.recovery or self.change
+        self.failed = reason if under_way is None else f"{reason}; in flight: {under_way}"
         self._tell(at, None, f"failed: {reason}")
-        self.change = None
+        self.change = self.recovery = None
         self._out += self.operations.finish_all(self.membership_epoch, reason)
         refused = self.fences.refuse(full_only=False)
         self._out += [c.RefuseFence(fence_id=name, reason=reason) for name in refused]
@@ -323,7 +359,8 @@ class Group:
 
     def _invalid(self, rank: Rank, event: e.Event) -> InvalidTransition:
         text = f"ep_rank {rank.ep_rank} is {rank.state}, which does not accept {event}"
-        text += f" (in flight: {self.change})" if self.change else " (no change in flight)"
+        under_way = self.recovery or self.change
+        text += f" (in flight: {under_way})" if under_way else " (no change in flight)"
         return InvalidTransition(f"{text}. Its last transitions:\n{self.story(rank.ep_rank)}")
 
     def _in_state(self, state: RankState) -> tuple[int, ...]:

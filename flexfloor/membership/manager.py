@@ -15,13 +15,14 @@ from typing import Any
 import zmq
 
 from flexfloor.errors import DeadlineExceeded
-from flexfloor.membership import events as e
 from flexfloor.membership import messages as m
 from flexfloor.membership.endpoint import Endpoint
 from flexfloor.membership.errors import MembershipFailed
 from flexfloor.membership.events import Leave, WeightVersion
 from flexfloor.membership.exchange import Exchange
+from flexfloor.membership.lookout import Lookout
 from flexfloor.membership.peers import Peers
+from flexfloor.membership.process_watch import ProcessWatch, this_node
 from flexfloor.membership.state import Membership
 from flexfloor.membership.status import MembershipStatus, OperationResult
 from flexfloor.membership.wakeup import Wakeup
@@ -47,7 +48,11 @@ class Manager:
         on_fail: takes the reason why the group cannot go on, with the story. Called once at most.
         on_status: takes the status after every event that may have changed it.
         on_result: takes every result, whoever asked; a repeated operation_id gives it again.
-        heartbeat_timeout_s: a rank that is silent for so long is lost.
+        on_abandon: takes a rank that is lost or has exited, once: requests that it has end at the clients.
+        on_fence_rank: takes a rank that is silent or out of step, and its pid: see to it that it ends. None:
+            SIGKILL, where its process is on this node.
+        heartbeat_timeout_s: a rank that is silent for so long is fenced, and then lost.
+        node: the machine this is, as a HelloMsg names it; processes of that machine are watched.
     """
 
     def __init__(
@@ -59,8 +64,11 @@ class Manager:
         on_fail: Callable[[str], None],
         on_status: Callable[[MembershipStatus], None] = lambda _status: None,
         on_result: Callable[[OperationResult], None] = lambda _result: None,
+        on_abandon: Callable[[int], None] = lambda _ep_rank: None,
+        on_fence_rank: Callable[[int, int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+        node: str | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._peers = Peers(endpoint.token)
@@ -69,18 +77,26 @@ class Manager:
         self._socket.linger = LINGER_MS
         self._socket.router_mandatory = True
         self._socket.router_handover = True
+        self._processes = ProcessWatch()
+        lookout = Lookout(
+            self._peers,
+            self._processes,
+            node=this_node() if node is None else node,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            on_fence_rank=on_fence_rank,
+        )
         self._exchange = Exchange(
             self._socket,
             membership,
             self._peers,
+            lookout,
             on_routing=on_routing,
             on_fail=on_fail,
             on_status=on_status,
             on_result=on_result,
+            on_abandon=on_abandon,
             clock=clock,
-            heartbeat_timeout_s=heartbeat_timeout_s,
         )
-        self._clock = clock
         self._lock = threading.Lock()
         self._calls: deque[tuple[Callable[[], None], Future[Any] | None]] = deque()
         self._wakeup = Wakeup()
@@ -93,6 +109,10 @@ class Manager:
         self._endpoint.bind(self._socket)
         self._thread = threading.Thread(target=self._run, name="flexfloor-manager", daemon=True)
         self._thread.start()
+
+    def stand_down(self) -> None:
+        """The server ends in good order: ranks that go from now on are not lost."""
+        self._exchange.is_ending = True
 
     def close(self) -> None:
         """End the thread. What still waits for an answer gets MembershipFailed."""
@@ -149,11 +169,11 @@ class Manager:
         return future
 
     def unfence(self, fence_id: str) -> None:
-        self._call(lambda: self._exchange.feed(e.FenceReleased(fence_id=fence_id, at=self._clock())))
+        self._call(lambda: self._exchange.release_fence(fence_id))
 
     def weights_updated(self, version: WeightVersion) -> None:
         """Every member holds these weights now. To be called before the fence of the update is released."""
-        self._call(lambda: self._exchange.feed(e.WeightsUpdated(weight_version=version, at=self._clock())))
+        self._call(lambda: self._exchange.update_weights(version))
 
     def status(self) -> MembershipStatus:
         """As of the last event."""
@@ -188,9 +208,11 @@ class Manager:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wakeup.fd, zmq.POLLIN)
+        poller.register(self._processes.fd, zmq.POLLIN)
         try:
             while not self._is_over:
                 poller.poll(self._exchange.poll_ms())
+                self._exchange.woke()
                 self._wakeup.clear()
                 while self._calls:
                     self._calls.popleft()[0]()
@@ -206,6 +228,7 @@ class Manager:
             self._is_over = True
         self._socket.close()
         self._context.term()
+        self._processes.close()
         self._exchange.close()
         for _, future in self._calls:
             if future is not None and future.set_running_or_notify_cancel():

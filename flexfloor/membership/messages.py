@@ -40,6 +40,8 @@ class HelloMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 class HeartbeatMsg(msgspec.Struct, tag=True, frozen=True):
     loop_age_s: float
     """Since the model's loop was last seen alive."""
+    heard: int = 0
+    """Orders taken, by their numbers."""
 
 
 class DrainFinishedMsg(msgspec.Struct, tag=True, frozen=True):
@@ -67,6 +69,28 @@ class WorkArrivedMsg(msgspec.Struct, tag=True, frozen=True):
     pass
 
 
+class BrokenMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """See RankBroke."""
+
+    generation: int
+    membership_epoch: int
+    slots: tuple[int | None, ...]
+    weight_version: WeightVersion | None
+    where: str
+
+
+class RecoveredMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    generation: int
+    membership_epoch: int
+    stall_s: float
+    num_bytes: int
+
+
+class RecoveryFailedMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    generation: int
+    reason: str
+
+
 class GoodbyeMsg(msgspec.Struct, tag=True, frozen=True):
     """The process ends. From a rank that was not told to exit, that is a loss."""
 
@@ -88,6 +112,9 @@ class RefusedMsg(msgspec.Struct, tag=True, frozen=True):
 
 class AliveMsg(msgspec.Struct, tag=True, frozen=True):
     """Answer to a heartbeat."""
+
+    heard: int = 0
+    """Reports taken, by their numbers."""
 
 
 class StartDrainMsg(msgspec.Struct, tag=True, frozen=True):
@@ -111,6 +138,27 @@ class PrepareMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 class CancelMsg(msgspec.Struct, tag=True, frozen=True):
     membership_epoch: int
+
+
+class BreakMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """A rank was lost. AgentLink calls `on_break` at once, and hands the order to the model's loop too."""
+
+    generation: int
+    lost: tuple[int, ...]
+
+
+class RecoverMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """The next group. Orders that came before it and were not carried out are void, drains included."""
+
+    generation: int
+    membership_epoch: int
+    members: tuple[int, ...]
+    placement: ExpertPlacement
+    live: tuple[int, ...]
+    """Ranks whose process is there, parked ones too: who takes part."""
+    weight_version: WeightVersion
+    mailboxes: dict[int, Any]
+    """Of the live ranks."""
 
 
 class ManagerLostMsg(msgspec.Struct, tag=True, frozen=True):
@@ -159,20 +207,39 @@ class StatusMsg(msgspec.Struct, tag=True, frozen=True):
 
 
 ReportMsg = (
-    HeartbeatMsg
-    | DrainFinishedMsg
+    DrainFinishedMsg
     | SwitchedMsg
     | CancelAskedMsg
     | CancelAnsweredMsg
     | WorkArrivedMsg
+    | BrokenMsg
+    | RecoveredMsg
+    | RecoveryFailedMsg
     | GoodbyeMsg
 )
 """What an agent says after its hello."""
-RequestMsg = ReleaseMsg | RejoinMsg | StatusRequestMsg
-ManagerInMsg = HelloMsg | ClientHelloMsg | ReportMsg | RequestMsg
-OrderMsg = StartDrainMsg | StopDrainMsg | PrepareMsg | CancelMsg | ManagerLostMsg
+WireOrderMsg = StartDrainMsg | StopDrainMsg | PrepareMsg | CancelMsg | BreakMsg | RecoverMsg
+OrderMsg = WireOrderMsg | ManagerLostMsg
 """What the model's loop gets to see."""
-AgentInMsg = WelcomeMsg | RefusedMsg | AliveMsg | StartDrainMsg | StopDrainMsg | PrepareMsg | CancelMsg
+
+
+class NumberedReportMsg(msgspec.Struct, tag=True, frozen=True):
+    """See Session."""
+
+    number: int
+    heard: int
+    report: ReportMsg
+
+
+class NumberedOrderMsg(msgspec.Struct, tag=True, frozen=True):
+    number: int
+    heard: int
+    order: WireOrderMsg
+
+
+RequestMsg = ReleaseMsg | RejoinMsg | StatusRequestMsg
+ManagerInMsg = HelloMsg | ClientHelloMsg | HeartbeatMsg | NumberedReportMsg | RequestMsg
+AgentInMsg = WelcomeMsg | RefusedMsg | AliveMsg | NumberedOrderMsg
 ClientInMsg = OperationMsg | StatusMsg
 ManagerOutMsg = AgentInMsg | ClientInMsg
 
