@@ -32,6 +32,24 @@ class SwitchRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryRecord:
+    """A recovery that is over."""
+
+    generation: int
+    membership_epoch: int
+    lost: tuple[int, ...]
+    """Ranks lost since the group was last whole. Empty: it broke, and nobody was found dead."""
+    members: tuple[int, ...]
+    detected_at: float
+    """Manager's clock, seconds, when the last of them was known to be lost."""
+    recovered_at: float
+    """The same, when the last rank had reported."""
+    recovery_s: float
+    num_bytes: int
+    """Expert weights restored, summed over ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipStatus:
     membership_epoch: int
     members: tuple[int, ...]
@@ -55,6 +73,11 @@ class MembershipStatus:
     """ep_rank -> the machine it runs on, for ranks that have joined."""
     last_counters: dict[int, dict[str, int]] = field(default_factory=dict)
     """Iteration counters of ranks that have exited, as of their end."""
+    lost: tuple[int, ...] = ()
+    recoveries: tuple[RecoveryRecord, ...] = ()
+    """Oldest first, the last 20."""
+    recovering: str | None = None
+    """The recovery in flight, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

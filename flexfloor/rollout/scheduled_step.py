@@ -60,6 +60,13 @@ class ScheduledResult:
     absences: tuple[Absence, ...] = ()
     exited: tuple[int, ...] = ()
     """Ranks that this step has ended for good."""
+    lost: tuple[int, ...] = ()
+    """Ranks that died in it. Their responses were continued elsewhere."""
+
+    @property
+    def is_server_whole(self) -> bool:
+        """A server that has ranks no more takes no weights."""
+        return not self.exited and not self.lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +106,12 @@ async def run_scheduled(
             on_progress=watchers.on_progress,
             control=control,
         )
-    # Everybody is back by now or gone for good, so every rank answers or has left its last counters.
-    after = await engine.counters(None if releases is None else releases.last_counters)
+    lost = tuple(sorted(placement.lost))
+    # Everybody is back by now or gone for good, so every rank answers or has left its last counters. A rank
+    # that died has left none: what a step with a death cost is not counted in iterations.
+    after = None
+    if not lost:
+        after = await engine.counters(None if releases is None else releases.last_counters)
     left_at_s = {} if releases is None else releases.left_at_s
     started_at_s, finished_at_s = result.started_at_s, result.finished_at_s
     return ScheduledResult(
@@ -114,12 +125,13 @@ async def run_scheduled(
             counters_after=after,
             left_at_s=left_at_s,
         ),
-        iterations=None if iteration_log is None else read_step(iteration_log, before, after),
-        num_released=len(left_at_s),
+        iterations=None if iteration_log is None or after is None else read_step(iteration_log, before, after),
+        num_released=len(left_at_s.keys() - placement.lost),
         num_refused=0 if releases is None else releases.num_refused,
         decisions=() if releases is None else releases.decisions(started_at_s, finished_at_s),
         absences=() if releases is None else releases.absences(started_at_s),
         exited=() if releases is None else tuple(sorted(releases.exited)),
+        lost=lost,
     )
 
 
@@ -141,7 +153,9 @@ async def _releasing(
             decision_interval_tokens=elasticity.decision_interval_tokens,
             use=elasticity.use,
         )
-        elasticity.use.begin((await asyncio.to_thread(client.status)).nodes)
+        status = await asyncio.to_thread(client.status)
+        releases.take_lost_of(status)
+        elasticity.use.begin(status.nodes)
         try:
             async with _watched(releases, plan, step):
                 yield releases
