@@ -5,8 +5,8 @@ answer that makes no sense) is continued from prompt + tokens so far with the re
 seed; the logprobs so far are kept. A deterministic engine mixes the token's position into the seed, so that a
 continued draw is the draw that was interrupted.
 
-A rank that the server reports lost gets nothing more, and what was on it is continued elsewhere without counting
-against `max_attempts`: ranks die at most once each.
+A rank that the server reports lost gets nothing more, and what was on it is continued elsewhere without
+counting against `max_attempts`: each rank dies once at most.
 
 Requests are sent in their order; one that the policy holds back, or that is to be continued, goes first as
 soon as there is a place. A controller may order that a response goes on on another rank, see `control`: that

@@ -28,6 +28,7 @@ from flexfloor.scheduling.place import PlacementPolicy
 
 logger = logging.getLogger(__name__)
 
+
 class RejoinFailed(FlexfloorError, RuntimeError):
     """The manager will not, or cannot, bring back the ranks that left."""
 
