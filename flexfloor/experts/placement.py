@@ -15,7 +15,7 @@ are received while the old group still decodes, and the switch itself is a chang
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from flexfloor.model_memory import max_experts_per_rank as max_experts_per_rank
@@ -137,6 +137,48 @@ def rehome(
     for row in rows:
         _move_surplus(row, rows, old.block_size, most, num_slots, weights)
     return ExpertPlacement(old.num_experts, old.ep_size, tuple((row.ep_rank, row.trimmed()) for row in rows))
+
+
+def repaired(
+    num_experts: int, ep_size: int, held: Mapping[int, Sequence[int | None]], members: Collection[int]
+) -> ExpertPlacement:
+    """The placement after a loss, from what each member itself says to hold. Nobody decodes meanwhile.
+
+    Args:
+        held: ep_rank -> the expert in each of its slots, None where nothing usable lies. A member that is
+            missing here holds nothing. What does not fit the rules of this module is not counted as held.
+
+    A member's own block comes first, held or not. An orphan stays with its first holder, by rank; one that
+    nobody holds goes to the least loaded member, into its first slot that serves nothing.
+    """
+    _check_sizes(num_experts, ep_size)
+    _check_members(members, ep_size)
+    block_size = num_experts // ep_size
+    most = max_experts_per_rank(num_experts, len(members))
+    placed = {expert for rank in members for expert in range(rank * block_size, (rank + 1) * block_size)}
+    rows = []
+    for ep_rank in sorted(members):
+        slots: list[int | None] = list(range(ep_rank * block_size, (ep_rank + 1) * block_size))
+        for expert in held.get(ep_rank, ())[block_size:]:
+            is_orphan = expert is not None and 0 <= expert < num_experts and expert not in placed
+            slots.append(expert if is_orphan else None)
+            placed.update([expert] if is_orphan and expert is not None else [])
+        count = sum(expert is not None for expert in slots)
+        rows.append(_Row(ep_rank, (), slots, count, count))
+    for expert in sorted(set(range(num_experts)) - placed):
+        row = _least_loaded(rows, most, None)
+        assert row is not None, "members x most experts of a member is no less than all experts"
+        row.put(expert, 1.0)
+    return ExpertPlacement(num_experts, ep_size, tuple((row.ep_rank, row.trimmed()) for row in rows))
+
+
+def to_restore(held: Sequence[int | None], wanted: Sequence[int | None]) -> tuple[tuple[int, int], ...]:
+    """(slot, expert) whose weights a rank lacks after a loss: what it holds stays in its very slot."""
+    return tuple(
+        (slot, expert)
+        for slot, expert in enumerate(wanted)
+        if expert is not None and (slot >= len(held) or held[slot] != expert)
+    )
 
 
 def transfers(old: ExpertPlacement, new: ExpertPlacement) -> tuple[Transfer, ...]:

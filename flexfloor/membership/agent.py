@@ -1,9 +1,11 @@
 """A rank's link to the manager: a thread of the scheduler process that the model's loop never waits for."""
 
 import logging
+import select
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 import zmq
@@ -11,6 +13,7 @@ import zmq
 from flexfloor.errors import DeadlineExceeded
 from flexfloor.membership import messages as m
 from flexfloor.membership.endpoint import Endpoint
+from flexfloor.membership.errors import MembershipFailed
 from flexfloor.membership.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
@@ -28,7 +31,13 @@ class AgentLink:
             obey(order)
         link.beat()
 
-    `orders` is for one thread; `send` and `beat` are for any. After a ManagerLostMsg no order follows.
+    `orders` and `wait_recover` are for one thread; `send` and `beat` are for any. After a ManagerLostMsg no
+    order follows.
+
+    Args:
+        on_break: takes generation and lost ranks of a BreakMsg, in the link's own thread and at once, since
+            the loop may be blocked in a collective with the dead. Breaks the sockets of the groups; must not
+            wait. May be called while a recovery of an earlier generation is under way.
     """
 
     def __init__(
@@ -38,11 +47,14 @@ class AgentLink:
         heartbeat_s: float = 1.0,
         *,
         manager_timeout_s: float = MANAGER_TIMEOUT_S,
+        on_break: Callable[[int, tuple[int, ...]], None] = lambda _generation, _lost: None,
     ) -> None:
         self._endpoint = endpoint
         self._hello = msgspec.structs.replace(hello, token=hello.token or endpoint.token)
         self._heartbeat_s = heartbeat_s
         self._manager_timeout_s = manager_timeout_s
+        self._on_break = on_break
+        self._generation = 0
         self._lock = threading.Lock()
         self._orders: deque[m.OrderMsg] = deque()
         self._outbox: deque[m.HelloMsg | m.ReportMsg] = deque([self._hello])
@@ -54,6 +66,11 @@ class AgentLink:
         self._is_lost = False
         self._welcomed = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @property
+    def generation(self) -> int:
+        """Of the newest BreakMsg heard; 0 before the first. What was built for an older one is void."""
+        return self._generation
 
     @property
     def wake_fd(self) -> int:
@@ -85,6 +102,37 @@ class AgentLink:
             if not self._is_closing:
                 self._orders_wait.clear()
         return found
+
+    def wait_recover(self, report: Callable[[int], m.BrokenMsg], timeout_s: float) -> m.RecoverMsg:
+        """The model's thread has left its collective: report that, and wait for the next group.
+
+        Args:
+            report: what this rank holds, for a generation. Asked again whenever a newer generation is heard.
+            timeout_s: for the whole wait.
+
+        Orders that came before are void and dropped. When setting up the group of the answer fails, call
+        this again: the next loss has been or will be heard. Raises DeadlineExceeded, or MembershipFailed when
+        the manager is gone.
+        """
+        end_s = time.monotonic() + timeout_s
+        reported = -1
+        while True:
+            if self._generation > reported:
+                reported = self._generation
+                self.send(report(reported))
+            for order in self.orders():
+                if isinstance(order, m.ManagerLostMsg):
+                    raise MembershipFailed(order.reason)
+                if isinstance(order, m.RecoverMsg) and order.generation == self._generation:
+                    return order
+            self.beat()
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                raise DeadlineExceeded(
+                    f"ep_rank {self._hello.ep_rank}: broken for {timeout_s:g} s, generation {reported}, and "
+                    "the manager gave no next group"
+                )
+            select.select([self.wake_fd], [], [], min(left_s, self._heartbeat_s))
 
     def send(self, message: m.ReportMsg) -> None:
         with self._lock:
@@ -159,8 +207,16 @@ class AgentLink:
                     self._lose_manager(f"the manager refused: {message.reason}")
                 case m.AliveMsg():
                     pass
+                case m.BreakMsg():
+                    self._break(message)
                 case _:
                     self._deliver(message)
+
+    def _break(self, order: m.BreakMsg) -> None:
+        if order.generation > self._generation:
+            self._generation = order.generation
+            self._deliver(order)
+            self._on_break(order.generation, order.lost)
 
     def _check_manager(self, now_s: float) -> None:
         silent_s = now_s - self._heard_at_s

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from flexfloor.experts.placement import ExpertPlacement
+from flexfloor.membership.events import WeightVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,46 @@ class Prepare(Command):
 class Cancel(Command):
     membership_epoch: int
     targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakGroup(Command):
+    """Wake these ranks from whatever collective they wait in; each answers with what it holds."""
+
+    ep_ranks: tuple[int, ...]
+    """Every live rank, parked ones too."""
+    generation: int
+    lost: tuple[int, ...]
+    """All that were lost so far. The group may be broken with nobody newly lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recover(Command):
+    """The next group, after a loss. Orders that a rank has not carried out are void, drains included."""
+
+    generation: int
+    membership_epoch: int
+    members: tuple[int, ...]
+    placement: ExpertPlacement
+    ep_ranks: tuple[int, ...]
+    """Every live rank, parked ones too: who takes part."""
+    weight_version: WeightVersion
+    """What the members hold and the restored experts must be of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonRank(Command):
+    """The rank is lost: what it was generating ends at the clients. Once per lost rank."""
+
+    ep_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceRank(Command):
+    """See to it that the process ends, and then report it lost."""
+
+    ep_rank: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

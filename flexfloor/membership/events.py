@@ -85,6 +85,44 @@ class WorkArrived(RankEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLost(RankEvent):
+    """Its process is gone, or was made to go."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBroke(RankEvent):
+    """The rank has left its collective, or was outside, and waits for a recovery."""
+
+    generation: int
+    """Of the newest order to break that it has heard; 0: of none."""
+    membership_epoch: int
+    """Of the group that it ran in, or left last."""
+    slots: tuple[int | None, ...]
+    """The logical expert whose whole weights lie in each of its expert slots; None: nothing usable."""
+    weight_version: WeightVersion | None
+    """None: its weights are partly of one version and partly of another."""
+    where: str
+    """What it was doing, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecovered(RankEvent):
+    """The rank holds what the recovery gave it, and runs in the new group or stays outside."""
+
+    generation: int
+    membership_epoch: int
+    stall_s: float
+    """Since it broke."""
+    num_bytes: int
+    """Expert weights restored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryFailed(RankEvent):
+    """The rank cannot hold what the recovery gives it, and another try would not help."""
+
+    generation: int
     reason: str
 
 

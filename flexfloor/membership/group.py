@@ -42,6 +42,10 @@ class Group:
         prepare_timeout_s: how long a plan may be out before it is cancelled.
         cancel_timeout_s: how long the answers to a cancel may take; then the group has failed.
         switch_timeout_s: the same, from agreement (as far as known here) to the last report.
+        recovers: whether survivors go on after a loss. False: the group fails with the first one.
+        loss_wait_s: how long a rank may be broken before the others are broken with nobody known lost.
+        recover_timeout_s: how long each phase of a recovery may take before the ranks that it waits for are
+            fenced; a second time, the group has failed.
     """
 
     def __init__(
@@ -53,6 +57,9 @@ class Group:
         *,
         cancel_timeout_s: float = 30.0,
         switch_timeout_s: float = 60.0,
+        recovers: bool = True,
+        loss_wait_s: float = 10.0,
+        recover_timeout_s: float = 120.0,
     ) -> None:
         if not 1 <= floor <= ep_size:
             raise ValueError(f"floor={floor}: it must be between 1 and ep_size={ep_size}")
@@ -62,6 +69,9 @@ class Group:
         self.prepare_timeout_s = prepare_timeout_s
         self.cancel_timeout_s = cancel_timeout_s
         self.switch_timeout_s = switch_timeout_s
+        self.recovers = recovers
+        self.loss_wait_s = loss_wait_s
+        self.recover_timeout_s = recover_timeout_s
         self.ranks = tuple(Rank(ep_rank=ep_rank) for ep_rank in range(ep_size))
         self.membership_epoch = 0
         self.last_epoch = 0

@@ -47,7 +47,11 @@ class Manager:
         on_fail: takes the reason why the group cannot go on, with the story. Called once at most.
         on_status: takes the status after every event that may have changed it.
         on_result: takes every result, whoever asked; a repeated operation_id gives it again.
-        heartbeat_timeout_s: a rank that is silent for so long is lost.
+        on_abandon: takes a lost rank, once: what it was generating ends at the clients.
+        on_fence_rank: takes a rank that is silent or out of step, and its pid: see to it that it ends. None:
+            SIGKILL, where its process is on this node.
+        heartbeat_timeout_s: a rank that is silent for so long is fenced, and then lost.
+        node: the machine this is, as a HelloMsg names it; processes of that machine are watched.
     """
 
     def __init__(
@@ -59,8 +63,11 @@ class Manager:
         on_fail: Callable[[str], None],
         on_status: Callable[[MembershipStatus], None] = lambda _status: None,
         on_result: Callable[[OperationResult], None] = lambda _result: None,
+        on_abandon: Callable[[int], None] = lambda _ep_rank: None,
+        on_fence_rank: Callable[[int, int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+        node: str | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._peers = Peers(endpoint.token)

@@ -67,6 +67,28 @@ class WorkArrivedMsg(msgspec.Struct, tag=True, frozen=True):
     pass
 
 
+class BrokenMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """See RankBroke."""
+
+    generation: int
+    membership_epoch: int
+    slots: tuple[int | None, ...]
+    weight_version: WeightVersion | None
+    where: str
+
+
+class RecoveredMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    generation: int
+    membership_epoch: int
+    stall_s: float
+    num_bytes: int
+
+
+class RecoveryFailedMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    generation: int
+    reason: str
+
+
 class GoodbyeMsg(msgspec.Struct, tag=True, frozen=True):
     """The process ends. From a rank that was not told to exit, that is a loss."""
 
@@ -111,6 +133,27 @@ class PrepareMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 class CancelMsg(msgspec.Struct, tag=True, frozen=True):
     membership_epoch: int
+
+
+class BreakMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """A rank was lost. AgentLink calls `on_break` at once, and hands the order to the model's loop too."""
+
+    generation: int
+    lost: tuple[int, ...]
+
+
+class RecoverMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """The next group. Orders that came before it and were not carried out are void, drains included."""
+
+    generation: int
+    membership_epoch: int
+    members: tuple[int, ...]
+    placement: ExpertPlacement
+    live: tuple[int, ...]
+    """Ranks whose process is there, parked ones too: who takes part."""
+    weight_version: WeightVersion
+    mailboxes: dict[int, Any]
+    """Of the live ranks."""
 
 
 class ManagerLostMsg(msgspec.Struct, tag=True, frozen=True):
@@ -165,14 +208,27 @@ ReportMsg = (
     | CancelAskedMsg
     | CancelAnsweredMsg
     | WorkArrivedMsg
+    | BrokenMsg
+    | RecoveredMsg
+    | RecoveryFailedMsg
     | GoodbyeMsg
 )
 """What an agent says after its hello."""
 RequestMsg = ReleaseMsg | RejoinMsg | StatusRequestMsg
 ManagerInMsg = HelloMsg | ClientHelloMsg | ReportMsg | RequestMsg
-OrderMsg = StartDrainMsg | StopDrainMsg | PrepareMsg | CancelMsg | ManagerLostMsg
+OrderMsg = StartDrainMsg | StopDrainMsg | PrepareMsg | CancelMsg | BreakMsg | RecoverMsg | ManagerLostMsg
 """What the model's loop gets to see."""
-AgentInMsg = WelcomeMsg | RefusedMsg | AliveMsg | StartDrainMsg | StopDrainMsg | PrepareMsg | CancelMsg
+AgentInMsg = (
+    WelcomeMsg
+    | RefusedMsg
+    | AliveMsg
+    | StartDrainMsg
+    | StopDrainMsg
+    | PrepareMsg
+    | CancelMsg
+    | BreakMsg
+    | RecoverMsg
+)
 ClientInMsg = OperationMsg | StatusMsg
 ManagerOutMsg = AgentInMsg | ClientInMsg
 

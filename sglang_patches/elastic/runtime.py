@@ -4,10 +4,8 @@
     gather:   one more column per rank, its vote: the epoch that it is ready for, or the one in force
     all votes equal and new: every member has read the same tensor, so all switch at their next loop top
 
-Rule 1: a rank acts only at its loop top, between two iterations. So what it votes and what it reads in one
-gather cannot be undone in between.
-Rule 2: a leaver votes for leaving only in a gather in which it has no tokens and no request.
-Rule 3: whoever is outside the group waits in `_park` and takes part in no collective.
+What it decides is in `flexfloor.membership.member`; here it moves weights and runs SGLang.
+Whoever is outside the group waits in `_park` and takes part in no collective.
 """
 
 import logging
@@ -20,18 +18,8 @@ import zmq
 
 from flexfloor.experts.placement import ExpertPlacement
 from flexfloor.membership.agent import AgentLink
-from flexfloor.membership.messages import (
-    CancelAnsweredMsg,
-    CancelAskedMsg,
-    CancelMsg,
-    DrainFinishedMsg,
-    ManagerLostMsg,
-    PrepareMsg,
-    StartDrainMsg,
-    StopDrainMsg,
-    SwitchedMsg,
-    WorkArrivedMsg,
-)
+from flexfloor.membership.member import Member
+from flexfloor.membership.messages import PrepareMsg, SwitchedMsg
 from sglang_patches import iteration_log
 from sglang_patches.counters import IterationCounters
 from sglang_patches.elastic.delays import Delays
@@ -69,106 +57,44 @@ class ElasticRuntime:
         self._placement = placement
         self._delays = delays
         self._graphs = graphs
-        self._epoch = 0
-        self._plan: Plan | None = None
-        self._is_draining = False
-        self._has_reported_drained = False
+        self._member: Member[Plan] = Member(ep_rank, link.send, self._start_plan)
 
     @property
     def membership_epoch(self) -> int:
         """The epoch under which this rank runs its iterations now."""
-        return self._epoch
+        return self._member.epoch
 
     def at_loop_top(self) -> None:
         """Before SGLang receives requests: the one place where this rank changes anything."""
         self._link.beat()
         self._delays.at("loop")
-        if self._plan is not None and self._plan.agreed:
-            self._switch(self._plan)
+        if plan := self._member.due_switch:
+            self._switch(plan)
         for order in self._link.orders():
-            self._take(order)
-        self._settle_withdrawn()
-        if self._is_draining:
-            self._report_drained()
-        self._cancel_when_busy()
+            self._member.take(order)
+        self._member.settle(self._is_drained)
 
     def vote(self, num_tokens: int) -> int:
         """This rank's column in the gather that opens the iteration."""
-        plan = self._plan
-        if plan is None or not plan.ready.is_set():
-            return self._epoch
-        if self.ep_rank not in plan.members and (num_tokens > 0 or not is_drained(self._scheduler)):
-            return self._epoch
-        return plan.membership_epoch
+        return self._member.vote(num_tokens, self._is_drained)
 
     def read_votes(self, votes: Sequence[int]) -> None:
         """All columns of the gather, the same on every member."""
-        plan = self._plan
-        if plan is not None and all(vote == plan.membership_epoch for vote in votes):
-            plan.agreed = True
+        self._member.read_votes(votes)
 
-    def _take(self, order: object) -> None:
-        match order:
-            case StartDrainMsg():
-                self._is_draining, self._has_reported_drained = True, False
-            case StopDrainMsg():
-                self._is_draining = False
-            case PrepareMsg():
-                self._plan = plan_of(order)
-                self._preparer.submit(self._plan)
-            case CancelMsg():
-                self._cancel(order.membership_epoch)
-            case ManagerLostMsg():
-                raise RuntimeError(f"ep_rank={self.ep_rank}: the membership manager is gone")
+    def _is_drained(self) -> bool:
+        return is_drained(self._scheduler)
 
-    def _report_drained(self) -> None:
-        drained = is_drained(self._scheduler)
-        if drained and not self._has_reported_drained:
-            self._link.send(DrainFinishedMsg())
-        # Late work makes a rank busy again; it then reports anew.
-        self._has_reported_drained = drained
-
-    def _cancel_when_busy(self) -> None:
-        plan = self._plan
-        if plan is None or self.ep_rank in plan.members or plan.cancel_asked or is_drained(self._scheduler):
-            return
-        plan.cancel_asked = True
-        self._has_reported_drained = False
-        self._link.send(CancelAskedMsg(membership_epoch=plan.membership_epoch))
-
-    def _cancel(self, epoch: int) -> None:
-        plan = self._plan
-        if plan is None or plan.membership_epoch != epoch:
-            self._answer_cancel(epoch, is_dropped=epoch > self._epoch)
-        elif plan.agreed or not plan.joiners:
-            self._answer_cancel(epoch, is_dropped=not plan.agreed)
-        else:
-            # Where ranks return, all members settle together in the background; see `Preparer`.
-            plan.is_withdrawn = True
-
-    def _settle_withdrawn(self) -> None:
-        """Answer a cancel once it is known what came of it."""
-        plan = self._plan
-        if plan is None or not plan.is_withdrawn:
-            return
-        if plan.ready.is_set():
-            plan.is_withdrawn = False
-            self._answer_cancel(plan.membership_epoch, is_dropped=False)
-        elif plan.dropped.is_set():
-            self._answer_cancel(plan.membership_epoch, is_dropped=True)
-
-    def _answer_cancel(self, epoch: int, *, is_dropped: bool) -> None:
-        if is_dropped:
-            self._plan = None
-        self._link.send(CancelAnsweredMsg(membership_epoch=epoch, dropped=is_dropped))
+    def _start_plan(self, order: PrepareMsg) -> Plan:
+        plan = plan_of(order)
+        self._preparer.submit(plan)
+        return plan
 
     def _switch(self, plan: Plan) -> None:
         started_s = time.perf_counter()
         self._delays.at("switch")
-        self._plan = None
-        self._epoch = plan.membership_epoch
+        stays = self._member.switch(plan)
         self._placement = plan.new_placement
-        stays = self.ep_rank in plan.members
         if stays:
             assert plan.staged is not None
             self._graphs.settle()
@@ -176,7 +102,6 @@ class ElasticRuntime:
             self._experts.install(plan.staged)
             self._graphs.install(plan.members)
         else:
-            self._is_draining = False
             finish_idle_passes(self._scheduler)
             iteration_log.flush()
         stall_s = time.perf_counter() - started_s
@@ -209,19 +134,18 @@ class ElasticRuntime:
             self._link.beat()
             arrived = [inbox for inbox in inboxes if inbox in ready]
             if arrived:
-                self._link.send(WorkArrivedMsg())
+                self._member.work_arrived()
                 for inbox in inboxes:
                     poller.unregister(inbox)
                 inboxes = []
             for order in self._link.orders():
-                self._take(order)
+                self._member.take(order)
             if self._preparer.done_fd in ready:
                 os.eventfd_read(self._preparer.done_fd)
-                if self._plan is not None and self._plan.dropped.is_set():
+                if self._member.plan is not None and self._member.plan.dropped.is_set():
                     self._memory.release()
-            self._settle_withdrawn()
-            plan = self._plan
-            if plan is not None and self.ep_rank in plan.members and plan.ready.is_set():
+            self._member.settle_withdrawn()
+            if plan := self._member.due_return:
                 self._switch(plan)
                 return
 
