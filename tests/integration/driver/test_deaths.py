@@ -9,6 +9,7 @@ import pytest
 from job import END_DEADLINE_S, LEARNS, NUM_STEPS, START_DEADLINE_S, Job, resumed_job, running_job
 from same_run import differences, lost_or_twice
 
+from flexfloor.report.metrics import read_metrics
 from flexfloor.rollout.ledger import read_ledger, step_path
 
 pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(1500)]
@@ -51,6 +52,20 @@ def test_a_server_that_dies_in_a_rollout_and_in_a_sync_is_replaced(finished: Job
         assert job.wait(2 * START_DEADLINE_S) == 0, job.text
     assert job.text.count("starting it anew") == 2
     assert "step 2: goes on from its record under the same weights" in job.text
+    check_same(job, finished)
+
+
+@pytest.mark.late
+def test_a_rank_that_dies_in_a_rollout_costs_a_server_and_no_response(finished: Job, tmp_path: Path) -> None:
+    """The others go on to the end of the step; then there is a whole server again."""
+    overrides = [*LEARNS, f"num_steps={NUM_STEPS}", "rollout.stream_interval_tokens=2"]
+    with running_job(tmp_path / "rank", overrides) as job:
+        job.wait_until(lambda: has_tokens(job, 1))
+        kill_one(job, "sglang::scheduler")
+        assert job.wait(2 * START_DEADLINE_S) == 0, job.text
+    lost = [record["rollout/num_lost_ranks"] for record in read_metrics(job.run_dir)]
+    assert lost == [0, 1, 0, 0, 0]
+    assert "the server has ended" not in job.text
     check_same(job, finished)
 
 
