@@ -126,7 +126,7 @@ def _check(config: TrainConfig, found: Checkpoint | None) -> None:
 
 
 def _tell_damage(problem: str, say: Callable[[str], None]) -> None:
-    logger.error("event=damaged_checkpoint %s", problem)
+    logger.info("event=damaged_checkpoint %s", problem)
     say(f"resume: DAMAGED CHECKPOINT, passed over for the one before it: {problem}")
 
 
