@@ -70,7 +70,7 @@ def test_a_rank_that_dies_in_a_rollout_costs_a_server_and_no_response(finished: 
     check_same(job, finished)
 
 
-def test_a_trainer_that_dies_ends_the_run_which_says_how_to_go_on(
+def test_a_training_rank_that_dies_ends_the_run_which_says_how_to_go_on(
     finished: Job, attached: list[str], tmp_path: Path
 ) -> None:
     overrides = [*LEARNS, *attached, f"num_steps={NUM_STEPS}", "trainer.checkpoint_every_steps=2"]
