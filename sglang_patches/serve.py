@@ -49,10 +49,14 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from flexfloor import left_overs
 from sglang_patches import CONFIG_ENV, plugin_config
 from sglang_patches.cpu import profile
 from sglang_patches.serve_args import ServeArgs, flag_value, parse
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LAST_SERVER_S = 10.0
+"""The processes of a server that was killed are gone by then."""
 _ENVIRONMENT_DEFAULTS = {
     # A probe of /health would decode a token: it would count as an iteration. /health_generate still does.
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
@@ -80,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         args = replace(args, folder=prepare_folder(args))
     if args.iteration_log:
         args = replace(args, iteration_log=prepare_log_folder(args.iteration_log, args.node_rank))
+    warn_of_open_server(args.sglang_flags)
     environment[CONFIG_ENV] = publish_config(args)
     command = [sys.executable, "-m", "sglang.launch_server", *sglang_flags]
     os.execve(sys.executable, command, environment)
@@ -98,15 +103,36 @@ def prepare_folder(args: ServeArgs) -> str:
     folder = Path(args.folder or f"{runtime}/flexfloor-{port}").absolute()
     try:
         if args.bind == nodes.UNIX:
+            if not args.folder:
+                left_overs.remove_left_folders(folder.parent)
+            left_overs.remove_left_shared_memory()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Open over exec, like the configuration: the lock lasts as long as the server.
+            left_overs.hold(folder, through_exec=True, timeout_s=LAST_SERVER_S)
             Endpoint.local(folder)
             (folder / "groups").unlink(missing_ok=True)
         else:
             meeting = flag_value(args.sglang_flags, "--dist-init-addr")
             launch = nodes.launch_name(meeting, args.num_nodes, os.environ)
             nodes.prepare_endpoint(str(folder), args.bind, launch=launch, node_rank=args.node_rank)
+    except BlockingIOError as error:
+        reason = "another server uses this folder. Fix: end it, or name another folder or port"
+        raise SystemExit(f"flexfloor-serve: --flexfloor-folder={folder}: {reason}") from error
     except (OSError, ValueError) as error:
         raise SystemExit(f"flexfloor-serve: --flexfloor-folder={folder}: {error}") from error
     return str(folder)
+
+
+def warn_of_open_server(sglang_flags: Sequence[str]) -> None:
+    """SGLang's own routes change weights and abort requests for whoever reaches its port, unless it has a key."""
+    host = flag_value(sglang_flags, "--host") or "127.0.0.1"
+    is_local = host in LOOPBACK
+    if not is_local and flag_value(sglang_flags, "--admin-api-key", "--api-key") is None:
+        print(
+            f"flexfloor-serve: warning: --host={host} without --admin-api-key: whoever reaches the port may change "
+            "the weights over SGLang's own routes. Fix: give a key, or keep the port on a private network",
+            file=sys.stderr,
+        )
 
 
 def prepare_log_folder(folder: str, node_rank: int = 0) -> str:
