@@ -50,7 +50,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from flexfloor import left_overs
-from sglang_patches import CONFIG_ENV, plugin_config
+from sglang_patches import CONFIG_ENV, nodes, plugin_config
 from sglang_patches.cpu import profile
 from sglang_patches.serve_args import ServeArgs, flag_value, parse
 
@@ -80,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         sglang_flags = profile.fill_flags(args)
         environment.update(profile.environment(args, environment))
     if args.membership == "elastic" or args.node_rank == 0:
+        if args.bind == nodes.UNIX:
+            hold_folder(args)
         # A static server has nothing but a token in it, which its first node's routes ask for.
         args = replace(args, folder=prepare_folder(args))
     if args.iteration_log:
@@ -96,41 +98,56 @@ def prepare_folder(args: ServeArgs) -> str:
     Ends the process where the folder cannot be kept from other users, or node 0 has not come.
     """
     from flexfloor.membership.endpoint import Endpoint
-    from sglang_patches import nodes
 
-    port = flag_value(args.sglang_flags, "--port") or "30000"
-    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/flexfloor-{os.getuid()}"
-    folder = Path(args.folder or f"{runtime}/flexfloor-{port}").absolute()
+    folder = folder_of(args)
     try:
         if args.bind == nodes.UNIX:
-            if not args.folder:
-                left_overs.remove_left_folders(folder.parent)
-            left_overs.remove_left_shared_memory()
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Open over exec, like the configuration: the lock lasts as long as the server.
-            left_overs.hold(folder, through_exec=True, timeout_s=LAST_SERVER_S)
             Endpoint.local(folder)
             (folder / "groups").unlink(missing_ok=True)
         else:
             meeting = flag_value(args.sglang_flags, "--dist-init-addr")
             launch = nodes.launch_name(meeting, args.num_nodes, os.environ)
             nodes.prepare_endpoint(str(folder), args.bind, launch=launch, node_rank=args.node_rank)
-    except BlockingIOError as error:
-        reason = "another server uses this folder. Fix: end it, or name another folder or port"
-        raise SystemExit(f"flexfloor-serve: --flexfloor-folder={folder}: {reason}") from error
     except (OSError, ValueError) as error:
         raise SystemExit(f"flexfloor-serve: --flexfloor-folder={folder}: {error}") from error
     return str(folder)
 
 
+def folder_of(args: ServeArgs) -> Path:
+    """The one that is named, or else one per port."""
+    port = flag_value(args.sglang_flags, "--port") or "30000"
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/flexfloor-{os.getuid()}"
+    return Path(args.folder or f"{runtime}/flexfloor-{port}").absolute()
+
+
+def hold_folder(args: ServeArgs) -> None:
+    """Mark the folder as this server's until it ends, and remove what servers that were killed have left.
+
+    Ends the process where another server has the folder.
+    """
+    folder = folder_of(args)
+    if not args.folder:
+        left_overs.remove_left_folders(folder.parent)
+    left_overs.remove_left_shared_memory()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Open over exec, like the configuration: the lock lasts as long as the server.
+        left_overs.hold(folder, through_exec=True, timeout_s=LAST_SERVER_S)
+    except BlockingIOError as error:
+        reason = "another server uses this folder. Fix: end it, or name another folder or port"
+        raise SystemExit(f"flexfloor-serve: --flexfloor-folder={folder}: {reason}") from error
+    except OSError as error:
+        raise SystemExit(f"flexfloor-serve: --flexfloor-folder={folder}: {error}") from error
+
+
 def warn_of_open_server(sglang_flags: Sequence[str]) -> None:
-    """SGLang's own routes change weights and abort requests for whoever reaches its port, unless it has a key."""
+    """SGLang's own routes change weights and abort requests for whoever reaches a port without a key."""
     host = flag_value(sglang_flags, "--host") or "127.0.0.1"
     is_local = host in LOOPBACK
     if not is_local and flag_value(sglang_flags, "--admin-api-key", "--api-key") is None:
         print(
-            f"flexfloor-serve: warning: --host={host} without --admin-api-key: whoever reaches the port may change "
-            "the weights over SGLang's own routes. Fix: give a key, or keep the port on a private network",
+            f"flexfloor-serve: warning: --host={host} without --admin-api-key: whoever reaches the port may "
+            "change the weights over SGLang's own routes. Fix: give a key, or use a private network",
             file=sys.stderr,
         )
 
