@@ -160,19 +160,21 @@ class ChildProcesses:
         self._children.append(child)
         return child
 
-    def check(self) -> None:
-        """Raise ChildProcessError for the first child that has ended."""
+    def check(self, *, but: ChildProcess | None = None) -> None:
+        """Raise ChildProcessError for the first child, other than `but`, that has ended."""
         for child in self._children:
-            child.check()
+            if child is not but:
+                child.check()
 
-    def check_for(self, grace_s: float) -> None:
+    def check_for(self, grace_s: float, check: Callable[[], None] | None = None) -> None:
         """Raise ChildProcessError as soon as a child has ended; return after `grace_s` when none has.
 
         For a failure whose cause may be a process that is just ending: its peers notice before it is gone.
+        `check` is asked in place of `self.check`.
         """
         deadline_s = time.monotonic() + grace_s
         while time.monotonic() < deadline_s:
-            self.check()
+            (check or self.check)()
             time.sleep(_GRACE_POLL_S)
 
     def stop(self, *children: ChildProcess) -> None:

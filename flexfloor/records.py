@@ -23,6 +23,8 @@ class StepOpened(Struct, frozen=True, array_like=True, tag="open"):
     num_responses: int
     at_s: float
     at_unix_s: float
+    weight_checksum: str = ""
+    """Of the weights behind `weight_version`; empty where nobody knew it."""
 
 
 class Submitted(Struct, frozen=True, array_like=True, tag="sub"):

@@ -47,10 +47,15 @@ def to_config(node: DictConfig, config_type: type[ConfigT]) -> ConfigT:
 
 
 def save_resolved(node: DictConfig, run_dir: str) -> None:
-    """Leave the values that a run really used in its folder, every default and interpolation written out."""
+    """Leave the values that a run really used in its folder, every default and interpolation written out.
+
+    Whole or not at all: a resume begins with this file.
+    """
     folder = Path(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(node, folder / "config.yaml", resolve=True)
+    part = folder / "config.yaml.part"
+    OmegaConf.save(node, part, resolve=True)
+    part.replace(folder / "config.yaml")
 
 
 def _refuse_added_keys(node: DictConfig, prefix: str = "") -> None:

@@ -20,6 +20,8 @@ from omegaconf import DictConfig
 from flexfloor.cli.arguments import overrides_first
 from flexfloor.cli.compose import CONF_DIR
 from flexfloor.cli.refusals import USER_ERRORS, explain
+from flexfloor.cli.resume import with_resume
+from flexfloor.config import TrainConfig
 from flexfloor.errors import FlexfloorError
 
 FAILED = 1
@@ -32,9 +34,12 @@ _logger = logging.getLogger(__name__)
 
 def run_command(config_name: str, config_type: type[Any], run: Callable[[DictConfig], int]) -> int:
     """Calls `run` with the composed configuration of every job of the command line; gives the exit code."""
-    sys.argv[1:] = overrides_first(sys.argv[1:])
-    codes: list[int] = []
     wants_traces = os.environ.get(_FULL_ERROR) == "1"
+    try:
+        sys.argv[1:] = overrides_first(_arguments(sys.argv[1:], config_type))
+    except USER_ERRORS as error:
+        return _refuse(error, config_type, wants_traces)
+    codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=config_name)
     def job(node: DictConfig) -> None:
@@ -51,6 +56,10 @@ def run_command(config_name: str, config_type: type[Any], run: Callable[[DictCon
     return max(codes, default=0)
 
 
+def _arguments(arguments: list[str], config_type: type[Any]) -> list[str]:
+    return with_resume(arguments) if config_type is TrainConfig else arguments
+
+
 def _run_job(
     node: DictConfig, config_type: type[Any], run: Callable[[DictConfig], int], wants_traces: bool
 ) -> int:
@@ -61,7 +70,7 @@ def _run_job(
     except FlexfloorError as error:
         if wants_traces:
             traceback.print_exception(error)
-        _print_error(str(error))
+        _print_error("\n".join([str(error), *getattr(error, "__notes__", ())]))
         return FAILED
     except Exception:
         # Hydra would keep it until the last job of a multirun and then show the first one only.

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from flexfloor.cli.compose import register, to_train_config
 from flexfloor.cli.job import run_command
+from flexfloor.cli.resume import resumed
 from flexfloor.config import TrainConfig
 from flexfloor.config.rules import validate
 
@@ -20,7 +21,7 @@ def main() -> int:
 
 
 def _prepare(node: DictConfig) -> int:
-    config = to_train_config(node)
+    config = to_train_config(resumed(node))
     validate(config)
     # Imported here, so that --cfg, --help and a refusal never load torch.
     from flexfloor.driver.attached import prepare_nodes

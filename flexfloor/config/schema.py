@@ -59,10 +59,13 @@ class ClusterConfig:
     """Longest wait for the server to be ready."""
     trainer_start_timeout_s: float = 600.0
     """Longest wait for the trainer to be ready."""
+    max_server_restarts: int = 2
+    """A server that this run started and that ends is started anew, so often without a whole step between."""
 
     def __post_init__(self) -> None:
         complete(self, "cluster")
         at_least(self, "cluster", 1, "num_nodes", "num_devices_per_node", "device_memory_bytes")
+        at_least(self, "cluster", 0, "max_server_restarts")
         positive(self, "cluster", "server_start_timeout_s", "trainer_start_timeout_s")
         check_server_url(self.server_url)
         check_trainer_endpoint(self.trainer_endpoint)
@@ -247,14 +250,16 @@ class TrainerConfig:
     weight_bucket_bytes: int = 512 * 1024 * 1024
     """Weights are sent in buckets of about so many bytes."""
     checkpoint_every_steps: int = 0
-    """Distributed checkpoint every so many steps; 0 saves only the final Hugging Face checkpoint."""
+    """Checkpoint every so many steps. 0 saves none, and a resume trains the recorded steps again."""
+    checkpoint_keep: int = 2
+    """So many checkpoints are kept, the newest ones."""
     step_timeout_s: float = 1800.0
     """Longest wait for one command to the trainer: a train step, a weight sync, a save."""
 
     def __post_init__(self) -> None:
         complete(self, "trainer")
         at_least(self, "trainer", 1, "num_ranks", "tp_size", "pp_size", "ep_size", "expert_tp_size")
-        at_least(self, "trainer", 1, "micro_batch_tokens", "weight_bucket_bytes")
+        at_least(self, "trainer", 1, "micro_batch_tokens", "weight_bucket_bytes", "checkpoint_keep")
         at_least(self, "trainer", 0, "learning_rate", "weight_decay", "checkpoint_every_steps")
         within(self, "trainer", 0, 1, "adam_beta1", "adam_beta2")
         positive(self, "trainer", "max_grad_norm", "step_timeout_s")
@@ -365,6 +370,8 @@ class TrainConfig:
     """Everything that a run leaves behind; Hydra's own output folder by default."""
     save_hf: bool = True
     """Write the final weights as a Hugging Face checkpoint."""
+    resume: str | None = None
+    """Go on with the run in this folder, under its own configuration."""
 
     def __post_init__(self) -> None:
         complete(self, "")

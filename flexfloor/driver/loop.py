@@ -1,54 +1,61 @@
-"""The main job: rollout, reward, train, sync weights, step by step."""
+"""The main job: what it needs is started, its steps are run, and what they left is shown."""
 
-import logging
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
 from flexfloor.config import TrainConfig
-from flexfloor.config.choices import MembershipMode, ReleaseUse
+from flexfloor.config.choices import MembershipMode
 from flexfloor.data.order import PromptOrder
 from flexfloor.data.reward_pool import RewardPool
 from flexfloor.data.rewards import RewardSpec, check_reward
-from flexfloor.driver.ahead import AheadFigures, LogprobsAhead
-from flexfloor.driver.batch import step_requests, train_sequences
-from flexfloor.driver.figures import step_metrics
 from flexfloor.driver.prepare import prepare_model
-from flexfloor.driver.prompts import TokenizedPrompt, load_tokenized_prompts, load_tokenizer
-from flexfloor.driver.rollout_phase import RolloutOutcome, RolloutPhase
+from flexfloor.driver.prompts import load_tokenized_prompts, load_tokenizer
+from flexfloor.driver.resume import run_lock, run_start
+from flexfloor.driver.rollout_phase import RolloutPhase
 from flexfloor.driver.scheduling import open_scheduler
 from flexfloor.driver.services import Services, private_socket_dir
-from flexfloor.driver.step_scheduler import StepScheduler
+from flexfloor.driver.steps import Run
 from flexfloor.driver.stopping import STOPPED, StopRequested, StopSignals
 from flexfloor.driver.worker_uses import check_worker_use
+from flexfloor.errors import ConfigError, FlexfloorError
 from flexfloor.processes import ChildProcesses
 from flexfloor.report.console import RunConsole, occupation_rows, summary_rows
 from flexfloor.report.metrics import MetricsLog, read_metrics
-from flexfloor.training.client import TrainerClient
-from flexfloor.training.messages import SyncStats, TrainStats
-from flexfloor.types import ResponseRequest
 
-logger = logging.getLogger(__name__)
 
-FIRST_WEIGHT_VERSION = 0
-_NO_SYNC = SyncStats(seconds=0.0, num_bytes=0, weight_checksum="")
+class RunFailed(FlexfloorError):
+    """The operating system refused something, for example room on the disk."""
 
 
 def run(config: TrainConfig) -> int:
     """Train as configured; 0 when every step is done, STOPPED when a signal asked to save and end before.
 
-    Raises FlexfloorError. However it ends, the run directory is readable and no process that it started is
-    left.
+    Raises FlexfloorError, with a note of how to go on. However it ends, the run directory is readable and no
+    process that it started is left.
     """
     try:
-        return _run(config)
+        return _noted(config)
     except StopRequested:
         console = RunConsole(progress=config.logging.progress)
         console.say("asked to end before the first step; nothing to save")
         return STOPPED
+
+
+def _noted(config: TrainConfig) -> int:
+    note = f"What was finished is kept. Go on with: flexfloor-train resume={config.run_dir}"
+    try:
+        return _run(config)
+    except ConfigError:
+        raise
+    except FlexfloorError as error:
+        error.add_note(note)
+        raise
+    except OSError as error:
+        problem = RunFailed(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        problem.add_note(note)
+        raise problem from error
 
 
 def _run(config: TrainConfig) -> int:
@@ -63,6 +70,8 @@ def _run(config: TrainConfig) -> int:
     prompts = load_tokenized_prompts(config, tokenizer)
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals())
+        stack.enter_context(run_lock(run_dir))
+        start = run_start(config, console.say)
         children = stack.enter_context(ChildProcesses())
         services = Services(config, children, stack.enter_context(private_socket_dir()))
         rewards = stack.enter_context(
@@ -74,9 +83,13 @@ def _run(config: TrainConfig) -> int:
                 log_path=run_dir / "logs" / "rewards.log",
             )
         )
-        metrics = stack.enter_context(MetricsLog.open(run_dir, config.logging, asdict(config)))
+        metrics = stack.enter_context(
+            MetricsLog.open(run_dir, config.logging, asdict(config), first_step=start.first_step)
+        )
         order = PromptOrder(num_prompts=len(prompts), seed=config.seed, drop_last=config.data.drop_last)
-        scheduler = stack.enter_context(open_scheduler(config, prompts, order))
+        scheduler = stack.enter_context(
+            open_scheduler(config, prompts, order, run_id=start.run_id, first_step=start.first_step)
+        )
         with stop.interruptible():
             model_path = prepare_model(config, services, console)
         server_url = services.start_server(model_path)
@@ -108,7 +121,9 @@ def _run(config: TrainConfig) -> int:
             metrics,
             console,
             stop,
+            start=start,
             restart_server=lambda: services.restart_server(model_path),
+            blamed=services.blamed,
         )
         try:
             with services.blamed():
@@ -120,173 +135,6 @@ def _run(config: TrainConfig) -> int:
     if steps.num_done:
         _show_summary(config, console)
     return 0 if steps.num_done == config.num_steps else STOPPED
-
-
-class Run:
-    """The steps of one run over services that are ready."""
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        prompts: list[TokenizedPrompt],
-        scheduler: StepScheduler,
-        rollout: RolloutPhase,
-        trainer: TrainerClient,
-        server_url: str,
-        metrics: MetricsLog,
-        console: RunConsole,
-        stop: StopSignals,
-        *,
-        restart_server: Callable[[], str],
-    ) -> None:
-        self.num_done = 0
-        """Steps that were drawn, trained and recorded."""
-        self._config = config
-        self._stop = stop
-        self._last_saved = 0
-        self._prompts = prompts
-        self._scheduler = scheduler
-        self._rollout = rollout
-        self._trainer = trainer
-        self._server_url = server_url
-        self._metrics = metrics
-        self._console = console
-        self._restart_server = restart_server
-        self._is_starting = False
-        self._seconds: dict[str, float] = {}
-
-    def run(self) -> None:
-        """All steps. Raises StopRequested between or in steps when the signal comes."""
-        # Also for a server that was there before: from here on its weights are known to be the trainer's.
-        self._sync(FIRST_WEIGHT_VERSION)
-        for step in range(self._config.num_steps):
-            self._step(step, FIRST_WEIGHT_VERSION + step)
-            self.num_done = step + 1
-            self._maybe_checkpoint()
-
-    def _step(self, step: int, weight_version: int) -> None:
-        self._seconds = {}
-        batch = self._scheduler.batch(step)
-        prompts = [self._prompts[index] for index in batch.indices]
-        requests = step_requests(
-            prompts, rollout_step=step, run_seed=self._config.seed, rollout=self._config.rollout
-        )
-        with self._logprobs_ahead(requests, weight_version) as ahead:
-            with self._timed("rollout"), self._stop.interruptible():
-                outcome = self._rollout.run(
-                    prompts,
-                    requests,
-                    batch=batch,
-                    rollout_step=step,
-                    weight_version=weight_version,
-                    ahead=ahead,
-                )
-            is_server_whole = not outcome.drawn.exited
-            if not is_server_whole and step + 1 < self._config.num_steps:
-                self._start_anew()
-                is_server_whole = True
-            with self._timed("train"):
-                stats = self._train(outcome, ahead)
-        self._wait_for_new_server()
-        with self._timed("sync"):
-            # A server that has lost ranks for good takes no weights, and nobody draws from it any more.
-            sync = self._sync(weight_version + 1) if is_server_whole else _NO_SYNC
-        self._record(step, outcome, stats, sync, None if ahead is None else ahead.figures())
-
-    def save_stopped(self) -> None:
-        """Save what the steps so far made, where they made anything."""
-        done = f"{self.num_done} of {self._config.num_steps} steps"
-        self._console.say(f"asked to end after {done}; saving")
-        if self.num_done > self._last_saved:
-            self._checkpoint()
-
-    def _logprobs_ahead(
-        self, requests: Sequence[ResponseRequest], weight_version: int
-    ) -> AbstractContextManager[LogprobsAhead | None]:
-        """For one step; inside it nothing else may be asked of the trainer before `results`."""
-        if self._config.release.use is not ReleaseUse.logprobs:
-            return nullcontext()
-        return LogprobsAhead(
-            requests,
-            trainer=self._trainer,
-            algorithm=self._config.algorithm,
-            weight_version=weight_version,
-        )
-
-    def _start_anew(self) -> None:
-        """Another server in place of the one whose ranks have exited; it loads while the trainer trains."""
-        self._server_url = self._restart_server()
-        self._rollout.use_server(self._server_url)
-        self._is_starting = True
-
-    def _wait_for_new_server(self) -> None:
-        if self._is_starting:
-            with self._timed("restart"), self._console.phase("starting", None):
-                self._rollout.wait_ready()
-            self._is_starting = False
-
-    def _maybe_checkpoint(self) -> None:
-        every = self._config.trainer.checkpoint_every_steps
-        if every and self.num_done % every == 0:
-            self._checkpoint()
-
-    def _checkpoint(self) -> None:
-        """Under its name once it is whole: a job may be killed while it saves."""
-        path = Path(self._config.run_dir) / "checkpoints" / f"step-{self.num_done:06d}"
-        partial = path.with_name(f"{path.name}.partial")
-        self._trainer.save_checkpoint(str(partial))
-        partial.rename(path)
-        self._last_saved = self.num_done
-
-    def _train(self, outcome: RolloutOutcome, ahead: LogprobsAhead | None) -> TrainStats:
-        responses = {response.response_id: response for response in outcome.drawn.result.responses}
-        with self._console.phase("train", None):
-            sequences = train_sequences(
-                outcome.requests,
-                responses,
-                outcome.rewards,
-                self._config.algorithm.advantage_norm,
-                None if ahead is None else ahead.results(),
-            )
-            return self._trainer.train_step(sequences)
-
-    def _sync(self, weight_version: int) -> SyncStats:
-        with self._console.phase("sync", None):
-            sync = self._trainer.sync_weights(weight_version, self._server_url)
-        logger.info(
-            "weight_version=%d checksum=%s bytes=%d took_s=%.3f",
-            weight_version,
-            sync.weight_checksum,
-            sync.num_bytes,
-            sync.seconds,
-        )
-        return sync
-
-    def _record(
-        self,
-        step: int,
-        outcome: RolloutOutcome,
-        train: TrainStats,
-        sync: SyncStats,
-        ahead: AheadFigures | None,
-    ) -> None:
-        record = step_metrics(
-            rewards=list(outcome.rewards.values()),
-            drawn=outcome.drawn,
-            schedule=outcome.schedule,
-            train=train,
-            sync=sync,
-            ahead=ahead,
-            seconds=self._seconds,
-        )
-        self._metrics.write(step, record)
-        self._console.step_line(step, self._config.num_steps, record)
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        started_s = time.monotonic()
-        yield
-        self._seconds[phase] = time.monotonic() - started_s
 
 
 def _show_summary(config: TrainConfig, console: RunConsole) -> None:

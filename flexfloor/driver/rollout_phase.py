@@ -1,6 +1,7 @@
 """The rollout phase of a step: responses drawn, streamed into the ledger, and scored as they finish."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -15,19 +16,26 @@ from flexfloor.config import TrainConfig
 from flexfloor.data.reward_pool import RewardPool
 from flexfloor.driver.ahead import LogprobsAhead
 from flexfloor.driver.prompts import TokenizedPrompt, Tokenizer
+from flexfloor.driver.recorded import recorded_state, whole_step
 from flexfloor.driver.step_scheduler import StepBatch, StepScheduler
 from flexfloor.driver.worker_uses import worker_use
 from flexfloor.errors import DeadlineExceeded
+from flexfloor.membership.client import DriverClient
+from flexfloor.membership.endpoint import Endpoint
 from flexfloor.report.console import Advance, RunConsole
 from flexfloor.report.timeline import write_step_timeline
 from flexfloor.rollout.engine_client import EngineClient
 from flexfloor.rollout.iteration_log import iterations_path, save_iterations
 from flexfloor.rollout.ledger import Ledger, step_path
-from flexfloor.rollout.scheduled_step import Elasticity, ScheduledResult, Watchers, run_scheduled
+from flexfloor.rollout.release_control import RejoinFailed
+from flexfloor.rollout.scheduled_step import Elasticity, ScheduledResult, Watchers, replayed, run_scheduled
 from flexfloor.rollout.step import StepLimits, StepProgress
-from flexfloor.schedule_record import StepSchedule, write_schedule
+from flexfloor.rollout.step_state import StepState
+from flexfloor.schedule_record import StepSchedule, read_schedule, schedule_path, write_schedule
 from flexfloor.scheduling.plan import StepPlan
 from flexfloor.types import Response, ResponseRequest
+
+logger = logging.getLogger(__name__)
 
 _WATCH_INTERVAL_S = 0.5
 
@@ -44,6 +52,8 @@ class RolloutOutcome:
     rewards: dict[str, float]
     """By response_id."""
     schedule: StepSchedule
+    is_replayed: bool = False
+    """Every response was on record."""
 
 
 class RolloutPhase:
@@ -97,22 +107,83 @@ class RolloutPhase:
         batch: StepBatch,
         rollout_step: int,
         weight_version: int,
+        weight_checksum: str,
         ahead: LogprobsAhead | None = None,
     ) -> RolloutOutcome:
-        """`prompts` are those of `batch`, and `requests` are theirs. `ahead` uses the released workers."""
+        """`prompts` are those of `batch`, and `requests` are theirs. `ahead` uses the released workers.
+
+        A step that is on record whole, drawn by these very weights, is not drawn again. One that is there in
+        part goes on where it was broken off.
+        """
         plan = self._scheduler.plan(requests)
         scoring = _Scoring(prompts, self._tokenizer, self._rewards)
+
+        def on_response(response: Response) -> None:
+            scoring.submit(response)
+            if ahead is not None:
+                ahead.on_response(response)
+
+        state = self._recorded(rollout_step, weight_version, weight_checksum)
+        whole = None if state is None else whole_step(state, requests)
         with self._console.phase("rollout", len(requests)) as advance:
-            work = self._draw(requests, plan, rollout_step, weight_version, scoring, ahead, advance)
-            drawn = asyncio.run(_watched(work, self._check))
+            if whole is not None and state is not None:
+                drawn = replayed(whole, state, num_ranks=self._config.rollout.ep_size)
+                for response in whole:
+                    on_response(response)
+            else:
+                watchers = Watchers(
+                    on_response=on_response,
+                    on_progress=lambda progress: advance(progress.num_finished, _note(progress)),
+                )
+                work = self._draw(
+                    requests, plan, rollout_step, weight_version, weight_checksum, watchers, ahead
+                )
+                drawn = asyncio.run(_watched(work, self._check))
         if ahead is not None:
             ahead.rollout_ended()
-        schedule = self._record(rollout_step, batch, plan, drawn)
+        schedule = self._record(rollout_step, batch, plan, drawn, is_replayed=whole is not None)
         # A call in a worker is bounded by reward_timeout_s; the queue in front of it is at most one step.
         rounds = -(-len(requests) // self._config.data.reward_workers)
         with self._console.phase("reward", len(requests)) as advance:
             rewards = scoring.collect(self._config.data.reward_timeout_s * rounds + 60.0, advance)
-        return RolloutOutcome(requests=tuple(requests), drawn=drawn, rewards=rewards, schedule=schedule)
+        return RolloutOutcome(
+            requests=tuple(requests),
+            drawn=drawn,
+            rewards=rewards,
+            schedule=schedule,
+            is_replayed=whole is not None,
+        )
+
+    def settle(self) -> None:
+        """Of a server that a run before this one may have left in mid-step: no request, every rank back.
+
+        Raises RuntimeError with the manager's reason, or DeadlineExceeded.
+        """
+        if self._config.cluster.server_url is None:
+            return
+        asyncio.run(self._abort_all())
+        if self._membership_folder is not None:
+            timeout_s = self._config.membership.operation_timeout_s
+            with DriverClient(Endpoint.read(self._membership_folder), timeout_s=timeout_s) as client:
+                result = client.rejoin()
+            if not result.ok:
+                raise RejoinFailed(f"ranks that left in a run before this one stay away: {result.reason}")
+
+    async def _abort_all(self) -> None:
+        async with self._engine() as engine:
+            await engine.abort()
+
+    def _recorded(self, rollout_step: int, weight_version: int, weight_checksum: str) -> StepState | None:
+        state, story = recorded_state(
+            self._ledger_dir,
+            rollout_step=rollout_step,
+            weight_version=weight_version,
+            weight_checksum=weight_checksum,
+        )
+        if story:
+            logger.warning("event=recorded_step rollout_step=%d %s", rollout_step, story)
+            self._console.say(f"step {rollout_step + 1}: {story}")
+        return state
 
     async def _draw(
         self,
@@ -120,20 +191,16 @@ class RolloutPhase:
         plan: StepPlan,
         rollout_step: int,
         weight_version: int,
-        scoring: "_Scoring",
+        weight_checksum: str,
+        watchers: Watchers,
         ahead: LogprobsAhead | None,
-        advance: Advance,
     ) -> ScheduledResult:
-        def on_response(response: Response) -> None:
-            scoring.submit(response)
-            if ahead is not None:
-                ahead.on_response(response)
-
         opened = Ledger.open(
             step_path(self._ledger_dir, rollout_step),
             rollout_step=rollout_step,
             weight_version=weight_version,
             num_responses=len(requests),
+            weight_checksum=weight_checksum,
         )
         with opened as ledger:
             async with self._engine() as engine:
@@ -145,10 +212,7 @@ class RolloutPhase:
                     ledger=ledger,
                     weight_version=weight_version,
                     limits=StepLimits.from_config(self._config),
-                    watchers=Watchers(
-                        on_response=on_response,
-                        on_progress=lambda progress: advance(progress.num_finished, _note(progress)),
-                    ),
+                    watchers=watchers,
                     elasticity=self._elasticity(rollout_step, ahead),
                     iteration_log=self._iteration_log,
                 )
@@ -169,11 +233,21 @@ class RolloutPhase:
         )
 
     def _record(
-        self, rollout_step: int, batch: StepBatch, plan: StepPlan, drawn: ScheduledResult
+        self,
+        rollout_step: int,
+        batch: StepBatch,
+        plan: StepPlan,
+        drawn: ScheduledResult,
+        *,
+        is_replayed: bool,
     ) -> StepSchedule:
         """Into the run directory and the length history."""
         planned = self._scheduler.planned_prompts()
         calibration = self._scheduler.observe(drawn.result.responses, rollout_step=rollout_step)
+        path = schedule_path(self._run_dir, rollout_step)
+        if is_replayed and path.exists():
+            # It tells more of how the step was drawn than its ledger does.
+            return read_schedule(path)
         schedule = step_schedule(
             rollout_step, num_ranks=self._config.rollout.ep_size, batch=batch, plan=plan, drawn=drawn
         )

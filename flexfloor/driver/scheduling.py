@@ -22,9 +22,17 @@ HISTORY_FILE = "lengths.sqlite"
 
 @contextmanager
 def open_scheduler(
-    config: TrainConfig, prompts: Sequence[TokenizedPrompt], order: PromptOrder
+    config: TrainConfig,
+    prompts: Sequence[TokenizedPrompt],
+    order: PromptOrder,
+    *,
+    run_id: str,
+    first_step: int = 0,
 ) -> Iterator[StepScheduler]:
-    """The scheduler of a run over its length history, which is closed at the end."""
+    """The scheduler of a run over its length history, which is closed at the end.
+
+    It plans the steps from `first_step` on as if the history ended there.
+    """
     run_dir = Path(config.run_dir)
     path = Path(config.scheduling.history) if config.scheduling.history else run_dir / HISTORY_FILE
     with LengthHistory.open(path) as history:
@@ -38,11 +46,12 @@ def open_scheduler(
             order=order,
             history=history,
             dataset=dataset_name(config),
-            run_id=run_id(run_dir),
+            run_id=run_id,
             clock=cost_clock(config),
             kv_tokens=kv_tokens_of(config),
             seed=config.seed,
             folder=run_dir / "schedule",
+            first_step=first_step,
         )
 
 

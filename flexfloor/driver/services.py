@@ -23,6 +23,10 @@ _BLAME_GRACE_S = 6.0
 """SGLang's main process outlives a dead rank by about five seconds."""
 
 
+class ServerEnded(ChildProcessError):
+    """The server that this run started has ended; another one can take its place."""
+
+
 class Services:
     """Starts what the config does not attach to; `check()` raises when anything started has ended."""
 
@@ -50,7 +54,12 @@ class Services:
         return self._run_dir / "logs" / "iterations"
 
     def check(self) -> None:
-        self._children.check()
+        """Raises ChildProcessError of the first process that has ended; ServerEnded when it is the server."""
+        self._children.check(but=self._server)
+        try:
+            self._children.check()
+        except ChildProcessError as error:
+            raise ServerEnded(str(error)) from error
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
@@ -61,14 +70,17 @@ class Services:
             raise
         except FlexfloorError as error:
             try:
-                self._children.check_for(_BLAME_GRACE_S)
+                self._children.check_for(_BLAME_GRACE_S, self.check)
             except ChildProcessError as ended:
                 raise ended from error
             raise
 
-    def is_healthy(self) -> bool:
-        """True, or ChildProcessError with the last lines of the process that ended."""
-        self._children.check()
+    def is_trainer_healthy(self) -> bool:
+        """True, or ChildProcessError with the last lines of the process that ended.
+
+        The server does not count: a train step goes on without it.
+        """
+        self._children.check(but=self._server)
         return True
 
     def start_server(self, model_path: Path) -> str:
@@ -146,7 +158,7 @@ class TrainerHandle:
         services = self._services
         with TrainerClient(
             self._endpoint,
-            is_alive=services.is_healthy,
+            is_alive=services.is_trainer_healthy,
             deadline_s=services.step_timeout_s,
             keys=self._keys,
         ) as client:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flexfloor.config.scheduling import SchedulingConfig
 from flexfloor.data.order import PromptOrder
@@ -84,6 +85,7 @@ class StepScheduler:
         folder: where window plans are kept; None keeps them in memory.
         clock: a CorrectedClock is taken to price this very machine: its seconds are those on the wall.
         run_id: names this run in the history; the same after a restart.
+        first_step: what the history holds of this run from there on is about to be drawn again.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class StepScheduler:
         kv_tokens: Callable[[int], int | None],
         seed: int,
         folder: Path | None = None,
+        first_step: int = 0,
     ) -> None:
         self._scheduling = scheduling
         self._shape = shape
@@ -112,7 +115,8 @@ class StepScheduler:
         self._kv_tokens = kv_tokens
         self._seed = seed
         self._folder = folder
-        self._predictor = Predictor.from_history(history.read(dataset), cap_tokens=shape.max_response_tokens)
+        known = history.read(dataset, resume=(run_id, first_step))
+        self._predictor = Predictor.from_history(known, cap_tokens=shape.max_response_tokens)
         self._windows: dict[tuple[int, int], WindowPlan] = {}
         self._expected: dict[str, LengthPrediction] = {}
         self._num_seen: dict[str, float] = {}
@@ -138,6 +142,19 @@ class StepScheduler:
             reason=reasons[step_in_window] if reasons else plan.reason,
             is_bucketed=plan.is_bucketed,
         )
+
+    @property
+    def steps_per_pass(self) -> int:
+        return self._order.steps_per_pass(self._shape.batch_size)
+
+    def open_windows(self, step: int) -> dict[str, Any]:
+        """By file name, the windows that hold `step` or later ones and are planned: for a checkpoint."""
+        per_pass, size = self.steps_per_pass, self._scheduling.window_steps
+        return {
+            _window_name(key): plan.to_json()
+            for key, plan in self._windows.items()
+            if key[0] * per_pass + min((key[1] + 1) * size, per_pass) > step
+        }
 
     def plan(self, requests: Sequence[ResponseRequest]) -> StepPlan:
         """Where the responses of a step go; remembers what was expected of them."""
@@ -262,7 +279,7 @@ class StepScheduler:
         )
 
     def _path(self, key: tuple[int, int]) -> Path | None:
-        return None if self._folder is None else self._folder / f"window-{key[0]:04d}-{key[1]:04d}.json"
+        return None if self._folder is None else self._folder / _window_name(key)
 
     def _read_window(self, key: tuple[int, int]) -> WindowPlan | None:
         path = self._path(key)
@@ -281,3 +298,7 @@ class StepScheduler:
         part = path.with_suffix(".part")
         part.write_text(json.dumps(plan.to_json()))
         part.replace(path)
+
+
+def _window_name(key: tuple[int, int]) -> str:
+    return f"window-{key[0]:04d}-{key[1]:04d}.json"

@@ -40,10 +40,12 @@ class JsonlSink:
 
 
 class TensorBoardSink:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, first_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(log_dir=str(folder))
+        # Steps that a run before this one has drawn already are shown once.
+        purge = first_step if folder.exists() else None
+        self._writer: Any = SummaryWriter(log_dir=str(folder), purge_step=purge)
 
     def write(self, rollout_step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
@@ -73,10 +75,13 @@ class MetricsLog:
         self._sinks = sinks
 
     @classmethod
-    def open(cls, run_dir: Path, logging: LoggingConfig, config: Mapping[str, Any]) -> Self:
+    def open(
+        cls, run_dir: Path, logging: LoggingConfig, config: Mapping[str, Any], *, first_step: int = 0
+    ) -> Self:
+        """`first_step`: what is there of this and later steps is of a run that this one goes on with."""
         sinks: list[Sink] = [JsonlSink(run_dir / METRICS_FILE)]
         if logging.tensorboard:
-            sinks.append(TensorBoardSink(run_dir / "tensorboard"))
+            sinks.append(TensorBoardSink(run_dir / "tensorboard", first_step))
         if logging.wandb_project is not None:
             sinks.append(WandbSink(logging.wandb_project, run_dir, config))
         return cls(sinks)
@@ -97,8 +102,16 @@ class MetricsLog:
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The records of a run in step order; a torn last line (the run was killed) is left out."""
-    lines = (run_dir / METRICS_FILE).read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    return _records((run_dir / METRICS_FILE).read_text(encoding="utf-8"))
+
+
+def whole_records(path: Path) -> list[dict[str, Any]]:
+    """The same of any such file; nothing where there is none."""
+    return _records(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def _records(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.split("\n")[:-1] if line]
 
 
 def _plain(value: float) -> float | None:

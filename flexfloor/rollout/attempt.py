@@ -25,6 +25,8 @@ class Attempt:
     """A move to this rank is under way."""
     is_moved: bool = False
     """The move's abort has ended it."""
+    is_rank_gone: bool = False
+    """Its rank's death has ended it."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

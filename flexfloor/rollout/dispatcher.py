@@ -5,6 +5,9 @@ answer that makes no sense) is continued from prompt + tokens so far with the re
 seed; the logprobs so far are kept. A deterministic engine mixes the token's position into the seed, so that a
 continued draw is the draw that was interrupted.
 
+A rank that the server reports lost gets nothing more, and what was on it is continued elsewhere without
+counting against `max_attempts`: each rank dies once at most.
+
 Requests are sent in their order; one that the policy holds back, or that is to be continued, goes first as
 soon as there is a place. A controller may order that a response goes on on another rank, see `control`: that
 is no loss. A step whose ledger already holds responses goes on where that ledger ends.
@@ -19,14 +22,15 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from flexfloor.errors import FlexfloorError, LedgerError, StaleWeightsError
+from flexfloor.errors import FlexfloorError, StaleWeightsError
 from flexfloor.records import Aborted, Finished, Progress, Submitted, moved_reason
 from flexfloor.rollout.attempt import Attempt
 from flexfloor.rollout.control import StepControl, UnfinishedResponse
-from flexfloor.rollout.engine import AttemptsExhausted, Chunk, Engine, ResponseLost
+from flexfloor.rollout.engine import AttemptsExhausted, Chunk, Engine, RankGone, ResponseLost, gone_rank
 from flexfloor.rollout.ledger import Ledger
 from flexfloor.rollout.silence import SilenceWatch
 from flexfloor.rollout.step import ProgressReporter, RolloutResult, StepLimits, StepProgress
+from flexfloor.rollout.step_checks import check_ledger, refuse_strangers, refuse_twins
 from flexfloor.rollout.step_state import ResponseState
 from flexfloor.scheduling.place import PlacementPolicy
 from flexfloor.types import FinishReason, Response, ResponseRequest
@@ -61,7 +65,7 @@ async def run_step(
     Raises AttemptsExhausted, EngineRefused, StaleWeightsError, or what a callback raised; the other responses
     are then given up and their tokens so far are in the ledger. Cancelling aborts the engine's requests.
     """
-    _refuse_twins(requests)
+    refuse_twins(requests)
     step = _Step(
         requests=requests,
         engine=engine,
@@ -82,12 +86,6 @@ async def run_step(
         control.detach()
 
 
-def _refuse_twins(requests: Sequence[ResponseRequest]) -> None:
-    names = {request.response_id for request in requests}
-    if len(names) != len(requests):
-        raise ValueError(f"{len(requests)} requests, but only {len(names)} different response_ids")
-
-
 @dataclass(kw_only=True, eq=False)
 class _Step:
     requests: Sequence[ResponseRequest]
@@ -101,7 +99,7 @@ class _Step:
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self._check_ledger()
+        check_ledger(self.ledger, self.weight_version)
         self._caps = {request.response_id: self.limits.cap_tokens(request) for request in self.requests}
         self._queue: deque[ResponseRequest] = deque()
         self._tasks: asyncio.TaskGroup | None = None
@@ -170,7 +168,7 @@ class _Step:
     def _resume(self) -> int:
         """Hand out what the ledger holds finished, queue the rest; returns the number handed out."""
         num_resumed = 0
-        self._refuse_strangers()
+        refuse_strangers(self.ledger, self.requests)
         for request in self.requests:
             known = self.ledger.state.responses.get(request.response_id)
             if known is not None and known.finished is not None:
@@ -182,20 +180,6 @@ class _Step:
             self._queue.append(request)
             self._unfinished[request.response_id] = request
         return num_resumed
-
-    def _refuse_strangers(self) -> None:
-        """An older ledger may be of the same step and yet of another data order or run seed."""
-        wanted = {request.response_id: request for request in self.requests}
-        for name, known in self.ledger.state.responses.items():
-            request = wanted.get(name)
-            if request is None or (request.prompt_token_ids, request.sampling_seed) != (
-                known.first.prompt_token_ids,
-                known.first.sampling_seed,
-            ):
-                raise LedgerError(
-                    f"{self.ledger.path}: response {name} is not one of this step, or has another prompt "
-                    "or seed; was the run started with another seed or dataset? Use a new run directory"
-                )
 
     def _send_waiting(self) -> None:
         assert self._tasks is not None, "runs inside the task group only"
@@ -217,6 +201,9 @@ class _Step:
             attempt.ended.set()
             self.placement.finish(request.response_id)
         if reason and attempt.is_moved:
+            self._queue.appendleft(request)
+        elif reason and attempt.is_rank_gone:
+            logger.warning("event=rank_lost response_id=%s dp_rank=%d", request.response_id, dp_rank)
             self._queue.appendleft(request)
         elif reason:
             num_losses = self._count_loss(attempt, reason)
@@ -265,6 +252,9 @@ class _Step:
             reason = "the stream ended without a finish reason"
         except TimeoutError:
             reason = f"silent for {self.limits.response_timeout_s:g} s"
+        except RankGone as error:
+            reason = str(error)
+            self._lose(attempt, error.dp_rank)
         except ResponseLost as error:
             reason = str(error)
         if attempt.is_moved and attempt.known.remaining_tokens == 0:
@@ -273,6 +263,11 @@ class _Step:
             return ""
         self._append_aborted(attempt.request.response_id, attempt.known, reason)
         return reason
+
+    def _lose(self, attempt: Attempt, dp_rank: int) -> None:
+        attempt.is_rank_gone = True
+        if 0 <= dp_rank < self.placement.num_ranks:
+            self.placement.lose(dp_rank)
 
     async def _stream(self, attempt: Attempt) -> None:
         request, known = attempt.request, attempt.known
@@ -300,6 +295,9 @@ class _Step:
             self._check(attempt, chunk)
         if chunk.token_ids:
             self.ledger.append(self._progress_record(attempt, chunk))
+        dead = gone_rank(chunk)
+        if dead is not None:
+            raise RankGone(dead, chunk.message)
         if chunk.finish_reason is FinishReason.abort:
             if attempt.moves_to is not None:
                 attempt.is_moved = True
@@ -379,12 +377,3 @@ class _Step:
             num_tokens=state.num_tokens,
             inflight=self.placement.inflight,
         )
-
-    def _check_ledger(self) -> None:
-        opened = self.ledger.state.opened
-        assert opened is not None, "Ledger.open writes it"
-        if opened.weight_version != self.weight_version:
-            raise StaleWeightsError(
-                f"{self.ledger.path} is of weight_version {opened.weight_version}; this step runs on "
-                f"{self.weight_version}"
-            )

@@ -3,6 +3,7 @@
 `EngineClient` is the real one; tests hand in their own.
 """
 
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +17,14 @@ class ResponseLost(FlexfloorError):
 
     What arrived before stays good; the response is continued by another attempt.
     """
+
+
+class RankGone(ResponseLost):
+    """The rank of an attempt has died. Nobody's fault but the rank's: it does not count as an attempt."""
+
+    def __init__(self, dp_rank: int, message: str) -> None:
+        self.dp_rank = dp_rank
+        super().__init__(message)
 
 
 class AttemptsExhausted(FlexfloorError):
@@ -38,6 +47,15 @@ class Chunk:
     """Set in the last chunk only."""
     message: str = ""
     """The engine's own words, with `FinishReason.abort`."""
+
+
+_RANK_GONE = re.compile(r"flexfloor: dp rank (\d+) lost")
+
+
+def gone_rank(chunk: Chunk) -> int | None:
+    """The dead rank that the server ended this attempt for; None for every other chunk."""
+    found = _RANK_GONE.match(chunk.message) if chunk.finish_reason is FinishReason.abort else None
+    return None if found is None else int(found[1])
 
 
 class Engine(Protocol):

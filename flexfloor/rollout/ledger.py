@@ -76,17 +76,25 @@ class Ledger:
         rollout_step: int,
         weight_version: int,
         num_responses: int,
+        weight_checksum: str = "",
     ) -> Self:
         """Create the step's ledger, or go on with the one that an interrupted run left.
 
-        Raises LedgerError where the file belongs to another step, weight_version or number of responses.
+        Raises LedgerError where the file belongs to another step, weight_version, number of responses, or,
+        where both are known, to weights of another checksum.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         contents = read_ledger(path) if path.exists() else None
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         ledger = cls(path, descriptor, contents.state if contents else StepState())
         wanted = StepOpened(
-            LEDGER_FORMAT_VERSION, rollout_step, weight_version, num_responses, time.monotonic(), time.time()
+            LEDGER_FORMAT_VERSION,
+            rollout_step,
+            weight_version,
+            num_responses,
+            time.monotonic(),
+            time.time(),
+            weight_checksum,
         )
         try:
             ledger._begin(contents.good_bytes if contents else 0, wanted)
@@ -133,6 +141,12 @@ class Ledger:
             raise LedgerError(
                 f"{self.path} holds (rollout_step, weight_version, num_responses)={_identity(found)}, not "
                 f"{_identity(wanted)}"
+            )
+        checksums = {found.weight_checksum, wanted.weight_checksum} - {""}
+        if len(checksums) > 1:
+            raise LedgerError(
+                f"{self.path} was drawn by weights of checksum {found.weight_checksum}; those of "
+                f"weight_version {wanted.weight_version} now have {wanted.weight_checksum}"
             )
 
     def _write(self, data: bytes) -> None:

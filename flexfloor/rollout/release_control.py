@@ -3,7 +3,8 @@
 Rule 1: this only asks; whether and how a rank leaves is the membership manager's decision, and a refusal
 costs nothing but the gain.
 Rule 2: one order at a time. What it became is known before the policy is asked again.
-Rule 3: a rank that got late work is back by itself: the request wakes it. One that has exited gets none: the
+Rule 3: a lost rank is away for good, whoever ended it; it is asked nothing.
+Rule 4: a rank that got late work is back by itself: the request wakes it. One that has exited gets none: the
 placement left it out before it was asked to go.
 """
 
@@ -13,8 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from flexfloor.errors import FlexfloorError
 from flexfloor.membership.client import DriverClient
 from flexfloor.membership.events import Leave
+from flexfloor.membership.status import MembershipStatus
 from flexfloor.release.use import Park, WorkerUse
 from flexfloor.rollout.control import StepControl, UnfinishedResponse
 from flexfloor.rollout.step_time import StepTime
@@ -24,6 +27,11 @@ from flexfloor.scheduling.lengths import LengthPrediction
 from flexfloor.scheduling.place import PlacementPolicy
 
 logger = logging.getLogger(__name__)
+
+
+class RejoinFailed(FlexfloorError, RuntimeError):
+    """The manager will not, or cannot, bring back the ranks that left."""
+
 
 _LOOK_INTERVAL_S = 0.02
 """A decode iteration of a small model; asking more often could not release anybody earlier."""
@@ -91,7 +99,7 @@ class ReleaseControl:
 
     def start_with(self, members: Sequence[int]) -> None:
         """Let the others leave before the step begins; waits for it. Those refused stay in."""
-        others = [rank for rank in range(self.placement.num_ranks) if rank not in members]
+        others = [rank for rank in self._members() if rank not in members]
         if not others:
             return
         for leave, ranks in self._by_leave(others):
@@ -107,6 +115,7 @@ class ReleaseControl:
         """Take in what became of the last order, and ask the policy where something has changed."""
         self._take_results()
         self._take_late_work()
+        self._take_lost()
         unfinished = step.unfinished()
         if self.policy is None or self._order is not None or not unfinished or not self._is_news(unfinished):
             return
@@ -123,15 +132,22 @@ class ReleaseControl:
     async def rejoin(self) -> None:
         """Bring everybody back who is not gone for good.
 
-        Raises DeadlineExceeded, or RuntimeError with the manager's reason.
+        Raises DeadlineExceeded, or RejoinFailed with the manager's reason.
         """
-        await asyncio.to_thread(self.use.recall, tuple(sorted(self.left_at_s)), wait=True)
+        away = tuple(sorted(self.left_at_s.keys() - self.placement.lost))
+        await asyncio.to_thread(self.use.recall, away, wait=True)
         result = await asyncio.to_thread(self.client.rejoin)
         if not result.ok:
-            raise RuntimeError(f"the ranks that left cannot come back: {result.reason}")
-        if self.exited:
-            status = await asyncio.to_thread(self.client.status)
-            self.last_counters = {rank: status.last_counters.get(rank, {}) for rank in self.exited}
+            raise RejoinFailed(f"the ranks that left cannot come back: {result.reason}")
+        status = await asyncio.to_thread(self.client.status)
+        self.take_lost_of(status)
+        self.last_counters = {rank: status.last_counters.get(rank, {}) for rank in self.exited}
+
+    def take_lost_of(self, status: MembershipStatus) -> None:
+        """The manager may know of a death that no response told of."""
+        for rank in status.lost:
+            self.placement.lose(rank)
+        self._take_lost()
 
     def decisions(self, started_at_s: float, finished_at_s: float) -> tuple[DecisionRecord, ...]:
         """Every order of the step with its outcome; one that the step's end overtook says so."""
@@ -166,6 +182,9 @@ class ReleaseControl:
 
     def _is_news(self, unfinished: Sequence[UnfinishedResponse]) -> bool:
         """A member has drained, or the running responses have grown by the interval."""
+        if any(self.placement.inflight[rank] for rank in self.placement.lost):
+            # Their responses are about to come back, and to go elsewhere.
+            return False
         if sum(self.placement.inflight) != sum(response.dp_rank is not None for response in unfinished):
             # Some are placed and not yet sent: their ranks would look drained.
             return False
@@ -211,7 +230,8 @@ class ReleaseControl:
         return min(self._members(), key=lambda rank: (self.placement.inflight[rank], rank))
 
     def _members(self) -> tuple[int, ...]:
-        return tuple(rank for rank in range(self.placement.num_ranks) if rank not in self.left_at_s)
+        away = self.left_at_s.keys() | self.placement.lost
+        return tuple(rank for rank in range(self.placement.num_ranks) if rank not in away)
 
     def _carry_out(self, decision: ReleaseDecision, view: GroupView, step: StepControl) -> None:
         stay = [rank for rank in view.members if rank not in decision.leavers]
@@ -271,9 +291,15 @@ class ReleaseControl:
         self.exited.update(rank for rank in ep_ranks if self.use.leave_of(rank) is Leave.exit)
         self.use.left(ep_ranks)
 
+    def _take_lost(self) -> None:
+        now_s = self.clock()
+        for rank in self.placement.lost - self.left_at_s.keys():
+            self.left_at_s[rank] = now_s
+            self._absences.append((rank, now_s, None))
+
     def _take_late_work(self) -> None:
         inflight, now_s = self.placement.inflight, self.clock()
-        for rank in [rank for rank in self.left_at_s if inflight[rank]]:
+        for rank in [rank for rank in self.left_at_s if inflight[rank] and rank not in self.placement.lost]:
             del self.left_at_s[rank]
             self._absences = [
                 (who, from_s, now_s if who == rank and to_s is None else to_s)

@@ -21,6 +21,7 @@ from flexfloor.rollout.ledger import Ledger
 from flexfloor.rollout.occupancy import Occupancy, measure
 from flexfloor.rollout.release_control import ReleaseControl
 from flexfloor.rollout.step import RolloutResult, StepLimits, StepProgress
+from flexfloor.rollout.step_state import StepState
 from flexfloor.rollout.step_time import StepTime
 from flexfloor.schedule_record import Absence, DecisionRecord
 from flexfloor.scheduling.decision import ReleasePolicy
@@ -28,6 +29,8 @@ from flexfloor.scheduling.lengths import LengthPrediction
 from flexfloor.scheduling.place import PlacementPolicy
 from flexfloor.scheduling.plan import StepPlan
 from flexfloor.types import Response, ResponseRequest
+
+_INSTANT_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,13 @@ class ScheduledResult:
     absences: tuple[Absence, ...] = ()
     exited: tuple[int, ...] = ()
     """Ranks that this step has ended for good."""
+    lost: tuple[int, ...] = ()
+    """Ranks that died in it. Their responses were continued elsewhere."""
+
+    @property
+    def is_server_whole(self) -> bool:
+        """A server that has ranks no more takes no weights."""
+        return not self.exited and not self.lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +109,12 @@ async def run_scheduled(
             on_progress=watchers.on_progress,
             control=control,
         )
-    # Everybody is back by now or gone for good, so every rank answers or has left its last counters.
-    after = await engine.counters(None if releases is None else releases.last_counters)
+    lost = tuple(sorted(placement.lost))
+    # Everybody is back by now or gone for good, so every rank answers or has left its last counters. A rank
+    # that died has left none: what a step with a death cost is not counted in iterations.
+    after = None
+    if not lost:
+        after = await engine.counters(None if releases is None else releases.last_counters)
     left_at_s = {} if releases is None else releases.left_at_s
     started_at_s, finished_at_s = result.started_at_s, result.finished_at_s
     return ScheduledResult(
@@ -114,12 +128,39 @@ async def run_scheduled(
             counters_after=after,
             left_at_s=left_at_s,
         ),
-        iterations=None if iteration_log is None else read_step(iteration_log, before, after),
-        num_released=len(left_at_s),
+        iterations=None
+        if iteration_log is None or after is None
+        else read_step(iteration_log, before, after),
+        num_released=len(left_at_s.keys() - placement.lost),
         num_refused=0 if releases is None else releases.num_refused,
         decisions=() if releases is None else releases.decisions(started_at_s, finished_at_s),
         absences=() if releases is None else releases.absences(started_at_s),
         exited=() if releases is None else tuple(sorted(releases.exited)),
+        lost=lost,
+    )
+
+
+def replayed(responses: Sequence[Response], state: StepState, *, num_ranks: int) -> ScheduledResult:
+    """A step that is on record whole, as if it had been drawn; what it cost besides is not in its ledger."""
+    started_at_s = min(response.started_at_s for response in responses)
+    finished_at_s = max(started_at_s + _INSTANT_S, *(response.finished_at_s for response in responses))
+    return ScheduledResult(
+        result=RolloutResult(
+            responses=tuple(responses),
+            started_at_s=started_at_s,
+            finished_at_s=finished_at_s,
+            num_resumed=len(responses),
+            num_retries=state.num_retries,
+            num_duplicates=state.num_duplicates,
+            num_late=state.num_late,
+            num_moves=state.num_moves,
+        ),
+        occupancy=measure(
+            responses, started_at_s=started_at_s, finished_at_s=finished_at_s, num_ranks=num_ranks
+        ),
+        iterations=None,
+        num_released=0,
+        num_refused=0,
     )
 
 
@@ -141,7 +182,9 @@ async def _releasing(
             decision_interval_tokens=elasticity.decision_interval_tokens,
             use=elasticity.use,
         )
-        elasticity.use.begin((await asyncio.to_thread(client.status)).nodes)
+        status = await asyncio.to_thread(client.status)
+        releases.take_lost_of(status)
+        elasticity.use.begin(status.nodes)
         try:
             async with _watched(releases, plan, step):
                 yield releases

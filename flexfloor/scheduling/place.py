@@ -5,7 +5,8 @@ attempt was lost. A policy that wants the response to wait for a free place answ
 again, in the same order, after the next `finish`.
 
 Where a response goes: to the rank that `move` gave it, else to the one that the policy has for it, and where
-that rank is not among the members, to the member with the fewest unfinished responses.
+that rank is not among the members, to the member with the fewest unfinished responses. A lost rank is never a
+member again, whoever names it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -42,6 +43,15 @@ class PlacementPolicy(Protocol):
         """Only these ranks take new responses from now on; all do at the start."""
         ...
 
+    def lose(self, dp_rank: int) -> None:
+        """The rank is dead. What is on it will be reported as finished; it gets nothing more."""
+        ...
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Ranks that `lose` was told of."""
+        ...
+
 
 class _Ranks:
     """Book of who is where, shared by the policies."""
@@ -53,6 +63,11 @@ class _Ranks:
         self._rank_of: dict[str, int] = {}
         self._moved_to: dict[str, int] = {}
         self._members = tuple(range(num_ranks))
+        self._lost: frozenset[int] = frozenset()
+
+    @property
+    def lost(self) -> frozenset[int]:
+        return self._lost
 
     @property
     def num_ranks(self) -> int:
@@ -77,7 +92,19 @@ class _Ranks:
             raise ValueError("no members: a group has at least one rank")
         for dp_rank in members:
             self._refuse_stranger(dp_rank)
-        self._members = tuple(sorted(set(members)))
+        # Where all of them are lost, whoever lives serves: the manager lets parked ranks join.
+        self._members = tuple(sorted(set(members) - self._lost)) or self._alive()
+
+    def lose(self, dp_rank: int) -> None:
+        self._refuse_stranger(dp_rank)
+        self._lost |= {dp_rank}
+        self.set_members(self._members)
+
+    def _alive(self) -> tuple[int, ...]:
+        alive = tuple(rank for rank in range(self.num_ranks) if rank not in self._lost)
+        if not alive:
+            raise ValueError(f"all {self.num_ranks} ranks of the group are lost")
+        return alive
 
     def _emptiest(self) -> int:
         """The member with the fewest unfinished responses, lowest rank first."""
