@@ -13,6 +13,7 @@ MEMBERSHIPS = ("static", "elastic")
 EXPERT_SLOTS = ("exact", "reserved")
 PARK_FREES = ("experts", "kv", "dense")
 RELEASES = ("manual", "drained", "policy")
+RECOVERIES = ("auto", "on", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,10 @@ class PluginConfig:
     """Sets besides the full one whose communicators and CUDA graphs are made at the start."""
     prepare_timeout_s: float = 120.0
     """A change that is not prepared by then is cancelled."""
+    recovery: str = "auto"
+    """Whether the other ranks go on when one is lost. `auto`: where that is safe; `on`: refuse the start else."""
+    heartbeat_timeout_s: float = 60.0
+    """A rank that is silent for so long is ended, and then lost."""
     delays: DelayConfig = field(default_factory=DelayConfig)
     """Random delays in the ranks. For tests only."""
 
@@ -57,6 +62,7 @@ class PluginConfig:
             ("membership", MEMBERSHIPS),
             ("expert_slots", EXPERT_SLOTS),
             ("release", RELEASES),
+            ("recovery", RECOVERIES),
         ):
             value = getattr(self, name)
             if value not in known:
@@ -66,6 +72,11 @@ class PluginConfig:
             raise ValueError(f"park_frees={','.join(self.park_frees)}, may hold {', '.join(PARK_FREES)}")
         if self.floor < 1:
             raise ValueError(f"floor={self.floor}, must be 1 or more")
+
+    @property
+    def recovers(self) -> bool:
+        """Whether a lost rank is to be survived, as far as the command line says."""
+        return self.membership == "elastic" and self.recovery != "off"
 
     def num_reserved_slots(self, num_experts: int) -> int:
         """Slots per layer that a rank keeps from the start; 0 with exact slots."""

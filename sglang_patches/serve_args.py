@@ -13,6 +13,7 @@ from sglang_patches.plugin_config import (
     EXPERT_SLOTS,
     MEMBERSHIPS,
     PARK_FREES,
+    RECOVERIES,
     RELEASES,
     PluginConfig,
 )
@@ -50,6 +51,8 @@ class ServeArgs:
     park_frees: tuple[str, ...] = ("experts", "kv")
     member_sets: MemberSets = ()
     prepare_timeout_s: float = 120.0
+    recovery: str = "auto"
+    heartbeat_timeout_s: float = 60.0
     delays: DelayConfig = field(default_factory=DelayConfig)
 
     @property
@@ -97,6 +100,8 @@ def _membership_args(own: dict[str, str], device: str) -> dict[str, Any]:
         "park_frees": _listed(own.pop("--flexfloor-park-frees", "experts,kv")),
         "member_sets": _member_sets(own.pop("--flexfloor-member-sets", "")),
         "prepare_timeout_s": _seconds(own, "--flexfloor-prepare-timeout", "120"),
+        "recovery": own.pop("--flexfloor-recovery", "auto"),
+        "heartbeat_timeout_s": _seconds(own, "--flexfloor-heartbeat-timeout-s", "60"),
         "release": own.pop("--flexfloor-release", "manual"),
         "release_quiet_s": _seconds(own, "--flexfloor-release-quiet", "0.1"),
         "clock": own.pop("--flexfloor-clock", "neutral"),
@@ -204,6 +209,11 @@ def _check_release(args: ServeArgs) -> None:
     if args.release != "manual" and args.membership == "static":
         problem = "nobody can leave a static group"
         _refuse("--flexfloor-release", args.release, problem, "add --flexfloor-membership elastic")
+    if args.recovery not in RECOVERIES:
+        _refuse("--flexfloor-recovery", args.recovery, "unknown", f"one of {', '.join(RECOVERIES)}")
+    if args.recovery == "on" and args.membership == "static":
+        problem = "a static group cannot go on without a rank"
+        _refuse("--flexfloor-recovery", "on", problem, "add --flexfloor-membership elastic")
     if args.clock not in CLOCKS:
         _refuse("--flexfloor-clock", args.clock, "unknown", f"one of {', '.join(CLOCKS)}")
 

@@ -31,6 +31,8 @@ DEFAULT_DEADLINE_S = 1800.0
 
 _LINE_BYTES = 64
 _WORD_MASK = 0xFFFF_FFFF
+_NOBODY_KNOWN = 1 << 32
+"""In place of a lost rank's number: the group was broken by order."""
 _LIVENESS_INTERVAL_S = 0.2
 _ACCUMULATE_IN = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
@@ -161,6 +163,12 @@ class SharedMemoryGroup:
                 for part, row in zip(parts, rows, strict=True):
                     part[start : start + chunk.numel()].copy_(row)
 
+    def abort(self) -> None:
+        """End every rank's wait with PeerLostError, now and in every later exchange. From any thread."""
+        self._posted[-1] = _NOBODY_KNOWN if not self._posted[-1] else self._posted[-1]
+        for rank in range(self.world_size):
+            futex.wake_all(self._word(rank))
+
     def _reduce(self, tensor: torch.Tensor, output: torch.Tensor, offset: int) -> None:
         source = _bytes_of(tensor.contiguous())
         result = output if output.is_contiguous() else torch.empty_like(output).contiguous()
@@ -196,7 +204,9 @@ class SharedMemoryGroup:
         next_check_s = started_s + _LIVENESS_INTERVAL_S
         while (seen := int(self._posted[peer])) < self._num_posted:
             if self._posted[-1]:
-                raise PeerLostError(f"rank {self.rank}: rank {int(self._posted[-1]) - 1} was lost")
+                lost = int(self._posted[-1])
+                whom = "the group was broken" if lost == _NOBODY_KNOWN else f"rank {lost - 1} was lost"
+                raise PeerLostError(f"rank {self.rank}: {whom}, at exchange {self._num_posted}")
             futex.wait(self._word(peer), seen & _WORD_MASK, _LIVENESS_INTERVAL_S)
             if time.monotonic() >= next_check_s:
                 next_check_s = time.monotonic() + _LIVENESS_INTERVAL_S

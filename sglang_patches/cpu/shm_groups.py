@@ -7,7 +7,8 @@ import torch
 
 from sglang_patches.cpu.shm_collectives import SharedMemoryGroup, connect
 
-_ATTRIBUTE = "_flexfloor_shared_memory"
+ATTRIBUTE = "_flexfloor_shared_memory"
+"""Of a GroupCoordinator: its SharedMemoryGroup, from its first collective on."""
 _GROUP_NAME = "tp"
 """With EP = attention-DP = TP this one group carries every collective of the model and of the scheduler."""
 
@@ -19,10 +20,10 @@ def of(coordinator: Any) -> SharedMemoryGroup | None:
     """
     if coordinator.world_size == 1 or coordinator.unique_name.partition(":")[0] != _GROUP_NAME:
         return None
-    memory: SharedMemoryGroup | None = getattr(coordinator, _ATTRIBUTE, None)
+    memory: SharedMemoryGroup | None = getattr(coordinator, ATTRIBUTE, None)
     if memory is None:
         memory = _connect(coordinator)
-        setattr(coordinator, _ATTRIBUTE, memory)
+        setattr(coordinator, ATTRIBUTE, memory)
     return memory
 
 

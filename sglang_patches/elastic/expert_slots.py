@@ -58,6 +58,11 @@ class ExpertLayers:
         for index in range(self.num_layers):
             yield from self._live(index).values()
 
+    def by_layer(self) -> Iterator[list[torch.Tensor]]:
+        """The expert tensors of each layer, in the order of `tensors_to_send`."""
+        for index in range(self.num_layers):
+            yield list(self._live(index).values())
+
     def stage(self, slots: Slots) -> StagedExperts:
         """Room for `slots`, the experts that this rank keeps already in place."""
         staged = StagedExperts(slots)

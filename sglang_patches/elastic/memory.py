@@ -20,7 +20,9 @@ class CpuMemory:
         return "dense" in frees
 
     def release(self, what: str, tensors: Iterator[torch.Tensor]) -> int:
-        """Free the tensors' memory, whose contents are lost; returns the bytes."""
+        """Free the tensors' memory, whose contents are lost; returns the bytes. Nothing while it is freed."""
+        if what in self._freed:
+            return 0
         storages = {storage._cdata: storage for storage in (tensor.untyped_storage() for tensor in tensors)}
         freed = [(storage, storage.nbytes()) for storage in storages.values()]
         for storage, _ in freed:

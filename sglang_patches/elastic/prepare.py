@@ -3,7 +3,8 @@
     PrepareMsg -> group of the new members -> experts (and dense weights) sent and received -> ready
 
 Rule 1: jobs run in the order of their epochs, whole, on every rank that got the PrepareMsg, also when the
-change was cancelled meanwhile: peers are waiting for the other end of each copy.
+change was cancelled meanwhile: peers are waiting for the other end of each copy. Only a recovery ends them
+where they are, on all live ranks.
 Rule 2: nothing here touches what the running iterations use. The switch does that, in the model's own thread.
 """
 
@@ -88,21 +89,33 @@ class Preparer:
         self._moves_dense = moves_dense
         self._weight_version = weight_version
         self._delay = delay
-        self._plans: queue.SimpleQueue[Plan] = queue.SimpleQueue()
         self.done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable once a plan has become ready or was dropped."""
-        threading.Thread(target=self._run, name="flexfloor-prepare", daemon=True).start()
+        self._plans = self._start()
 
     def submit(self, plan: Plan) -> None:
         """Prepare this change; `plan.ready` is set when its switch can be voted for."""
         self._plans.put(plan)
 
-    def _run(self) -> None:
+    def restart(self, transfer: TransferGroup) -> None:
+        """After a recovery: plans in flight come to nothing, and copies go over this group from now on.
+
+        The thread may wait for a lost rank until its time is over, so another takes its place.
+        """
+        self._plans.put(None)
+        self._transfer = transfer
+        self._plans = self._start()
+
+    def _start(self) -> "queue.SimpleQueue[Plan | None]":
+        plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, args=(plans,), name="flexfloor-prepare", daemon=True).start()
+        return plans
+
+    def _run(self, plans: "queue.SimpleQueue[Plan | None]") -> None:
         if self._device.type != "cpu":
             # A thread starts on device 0; NCCL and new tensors go by the thread's device.
             torch.get_device_module(self._device).set_device(self._device)
-        while True:
-            plan = self._plans.get()
+        while (plan := plans.get()) is not None:
             try:
                 started_s = time.monotonic()
                 self._delay("prepare")
@@ -118,14 +131,14 @@ class Preparer:
             os.eventfd_write(self.done_fd, 1)
 
     def _prepare(self, plan: Plan) -> bool:
-        is_member = self._ep_rank in plan.members
-        self._transfer.settle()
+        is_member, transfer = self._ep_rank in plan.members, self._transfer
+        transfer.settle()
         if self._ep_rank in plan.joiners:
             self._resume_memory()
         if is_member:
             plan.coordinator = self._groups.coordinator(plan.members, plan.membership_epoch)
             plan.staged = self._experts.stage(plan.new_placement.experts_on(self._ep_rank))
-        plan.num_bytes = self._move_experts(plan) + self._move_dense(plan)
+        plan.num_bytes = self._move_experts(plan, transfer) + self._move_dense(plan, transfer)
         # A rank that returns enters the new group at once and waits there. So all members settle together
         # whether the change takes place; after that nobody can drop it.
         return self._all_want(plan) if is_member and plan.joiners else True
@@ -137,7 +150,7 @@ class Preparer:
             logger.error("ep_rank=%d %s: weights differ: %s", self._ep_rank, plan.describe(), versions)
         return all(is_wanted for is_wanted, _ in answers) and len(versions) == 1
 
-    def _move_experts(self, plan: Plan) -> int:
+    def _move_experts(self, plan: Plan, transfer: TransferGroup) -> int:
         rows = [
             row
             for row in transfers(plan.old_placement, plan.new_placement)
@@ -148,7 +161,7 @@ class Preparer:
             layers = range(first, min(first + _LAYERS_AT_ONCE, self._experts.num_layers))
             sends = [m for layer in layers for row in rows for m in self._sent(plan, layer, row)]
             receives = [m for layer in layers for row in rows for m in self._received(plan, layer, row)]
-            num_bytes += self._transfer.exchange(sends, receives)
+            num_bytes += transfer.exchange(sends, receives)
         return num_bytes
 
     def _sent(self, plan: Plan, layer: int, row: Transfer) -> Iterator[Move]:
@@ -169,14 +182,14 @@ class Preparer:
         for index, tensor in enumerate(tensors):
             yield Move(tensor, peer, (layer * len(tensors) + index) * num_experts + expert)
 
-    def _move_dense(self, plan: Plan) -> int:
+    def _move_dense(self, plan: Plan, transfer: TransferGroup) -> int:
         if not self._moves_dense or not plan.joiners:
             return 0
         donor = plan.old_members[0]
         tensors = list(dense_tensors(self._model))
         if self._ep_rank == donor:
             moves = [Move(t, peer, tag) for peer in plan.joiners for tag, t in enumerate(tensors)]
-            return self._transfer.exchange(moves, [])
+            return transfer.exchange(moves, [])
         if self._ep_rank in plan.joiners:
-            return self._transfer.exchange([], [Move(t, donor, tag) for tag, t in enumerate(tensors)])
+            return transfer.exchange([], [Move(t, donor, tag) for tag, t in enumerate(tensors)])
         return 0

@@ -6,12 +6,18 @@
 
 What it decides is in `flexfloor.membership.member`; here it moves weights and runs SGLang.
 Whoever is outside the group waits in `_park` and takes part in no collective.
+
+After a loss (see `Recovery`) every rank goes on with the gather, wherever the group broke:
+
+    at the loop top | in the broadcast     no broadcast in this iteration, then the gather
+    in the gather                          the gather again
+    in the forward pass                    a gather with the same batch, then the forward pass again
 """
 
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -22,13 +28,16 @@ from flexfloor.membership.member import Member
 from flexfloor.membership.messages import PrepareMsg, SwitchedMsg
 from sglang_patches import iteration_log
 from sglang_patches.counters import IterationCounters
+from sglang_patches.elastic.controls import ControlLog
 from sglang_patches.elastic.delays import Delays
 from sglang_patches.elastic.drained import finish_idle_passes, is_drained
 from sglang_patches.elastic.expert_slots import ExpertLayers
+from sglang_patches.elastic.failures import is_group_failure
 from sglang_patches.elastic.graphs import GraphSets
 from sglang_patches.elastic.groups import restamp
 from sglang_patches.elastic.parking import ParkedMemory
 from sglang_patches.elastic.prepare import Plan, Preparer
+from sglang_patches.elastic.recovery import Recovery
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +56,8 @@ class ElasticRuntime:
         placement: ExpertPlacement,
         delays: Delays,
         graphs: GraphSets,
+        controls: ControlLog | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
         self.ep_rank = ep_rank
         self._scheduler = scheduler
@@ -57,6 +68,14 @@ class ElasticRuntime:
         self._placement = placement
         self._delays = delays
         self._graphs = graphs
+        self._controls = controls or ControlLog()
+        self._recovery = recovery
+        self._is_parked = False
+        self._skips_broadcast = False
+        self._unsent: list[Any] = []
+        """Control requests that came to this rank, the first, while it made no broadcast."""
+        self._must_park = False
+        """A recovery has left this rank out; it parks at the next loop top."""
         self._member: Member[Plan] = Member(ep_rank, link.send, self._start_plan)
 
     @property
@@ -70,8 +89,12 @@ class ElasticRuntime:
         self._delays.at("loop")
         if plan := self._member.due_switch:
             self._switch(plan)
+        if self._must_park:
+            self._leave()
         for order in self._link.orders():
             self._member.take(order)
+        if self._member.must_recover:
+            self._recover("the loop top")
         self._member.settle(self._is_drained)
 
     def vote(self, num_tokens: int) -> int:
@@ -81,6 +104,107 @@ class ElasticRuntime:
     def read_votes(self, votes: Sequence[int]) -> None:
         """All columns of the gather, the same on every member."""
         self._member.read_votes(votes)
+
+    # What SGLang does with the whole group: see the table above.
+
+    def broadcast(
+        self,
+        call: Callable[[list[Any]], list[Any]],
+        split: Callable[[list[Any]], tuple[list[Any], list[Any]]],
+        own: Sequence[Any],
+    ) -> list[Any]:
+        """The exchange of requests at the loop top; `own` came to this rank. Returns what it has to process.
+
+        `split`: into work, which stays on its rank, and control requests, which the first rank broadcasts.
+        """
+        requests = [*self._unsent, *own]
+        self._unsent = []
+        if self._skips_broadcast or self._must_park:
+            self._skips_broadcast = False
+            work, self._unsent = split(requests)
+            return work
+        try:
+            work, control = split(call(requests))
+        except Exception as error:
+            work, control = split(requests)
+            self._recover("the broadcast of control requests", error, lambda: self._hold(control))
+            self._skips_broadcast = False
+            return work
+        return [*work, *self._controls.take(control)]
+
+    def gather(self, call: Callable[[], Any]) -> Any:
+        """The exchange of batch sizes; returns SGLang's batch, or None for a rank that is to park."""
+        while not self._must_park:
+            try:
+                return call()
+            except Exception as error:
+                self._recover("the exchange of batch sizes", error)
+                # The broadcast of this iteration is behind this rank.
+                self._skips_broadcast = False
+        return None
+
+    def forward(self, call: Callable[[], Any], batch: Any, idle_result: Callable[[], Any]) -> Any:
+        """The forward pass of this batch. A pass that was broken writes the same KV again to the same slots."""
+        while True:
+            try:
+                return call()
+            except Exception as error:
+                self._recover("the forward pass", error)
+                self._skips_broadcast = False
+            gathered = self._scheduler.dp_attn_adapter.prepare_mlp_sync_batch(batch)
+            if gathered is None or max(batch.global_num_tokens) == 0:
+                # Only the lost ranks had tokens, so the others make no pass.
+                return idle_result()
+
+    def update_weights(self, call: Callable[[], Any], *, begins: bool, ends: bool) -> Any:
+        """One of SGLang's calls that change weights. A loss inside cannot be made good."""
+        if self._recovery is None:
+            return call()
+        if begins:
+            self._recovery.weights_change()
+        try:
+            reply = call()
+        except Exception as error:
+            self._recover("a weight update", error)
+            raise
+        if ends and reply.success:
+            self._recovery.weights_changed(weight_version())
+        return reply
+
+    def rename_weights(self) -> None:
+        """The same weights have another version now."""
+        if self._recovery is not None:
+            self._recovery.weights_renamed(weight_version())
+
+    def _recover(
+        self, where: str, error: Exception | None = None, before: Callable[[], None] = lambda: None
+    ) -> None:
+        """Come back in the next group. Raises the error where it is none of a group, or nobody recovers."""
+        if error is not None and (self._recovery is None or not is_group_failure(error)):
+            raise error
+        assert self._recovery is not None, "a break was ordered, and recovery is off"
+        before()
+        order = self._recovery.run(self._member, where, is_parked=self._is_parked)
+        self._placement = order.placement
+        is_member = self.ep_rank in order.members
+        if is_member:
+            self._is_parked = False
+            self._graphs.install(order.members)
+        elif not self._is_parked:
+            self._must_park = True
+        self._skips_broadcast = is_member
+
+    def _hold(self, control: list[Any]) -> None:
+        if self._scheduler.tp_group.rank_in_group == 0:
+            self._controls.hold(control)
+
+    def _leave(self) -> None:
+        """Park without a switch."""
+        self._must_park = False
+        finish_idle_passes(self._scheduler)
+        iteration_log.flush()
+        self._memory.release()
+        self._park()
 
     def _is_drained(self) -> bool:
         return is_drained(self._scheduler)
@@ -95,6 +219,7 @@ class ElasticRuntime:
         self._delays.at("switch")
         stays = self._member.switch(plan)
         self._placement = plan.new_placement
+        self._controls.switch(plan.membership_epoch)
         if stays:
             assert plan.staged is not None
             self._graphs.settle()
@@ -119,7 +244,8 @@ class ElasticRuntime:
             self._park()
 
     def _park(self) -> None:
-        """Wait outside the group, without the CPU, until a change brings this rank back in."""
+        """Wait outside the group, without the CPU, until a change or a recovery brings this rank back in."""
+        self._is_parked = True
         receiver = self._scheduler.request_receiver
         inboxes = [socket for socket in (receiver.recv_from_tokenizer, receiver.recv_from_rpc) if socket]
         poller = zmq.Poller()
@@ -140,14 +266,28 @@ class ElasticRuntime:
                 inboxes = []
             for order in self._link.orders():
                 self._member.take(order)
+            if self._member.must_recover:
+                self._recover("its parking place")
+                if not self._is_parked:
+                    return
+                # A plan that came to nothing may have begun to take the memory again.
+                self._memory.release()
             if self._preparer.done_fd in ready:
                 os.eventfd_read(self._preparer.done_fd)
                 if self._member.plan is not None and self._member.plan.dropped.is_set():
                     self._memory.release()
             self._member.settle_withdrawn()
             if plan := self._member.due_return:
+                self._is_parked = False
                 self._switch(plan)
                 return
+
+
+def weight_version() -> str:
+    """What SGLang calls the weights of this rank."""
+    from sglang.srt.runtime_context import get_serving
+
+    return str(get_serving().weight_version)
 
 
 def plan_of(order: PrepareMsg) -> Plan:

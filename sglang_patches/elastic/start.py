@@ -4,6 +4,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,31 @@ import torch
 
 from flexfloor.experts.placement import ExpertPlacement, canonical
 from flexfloor.membership.agent import AgentLink
+from flexfloor.membership.endpoint import Endpoint
 from flexfloor.membership.messages import HelloMsg
 from sglang_patches import CONFIG_ENV, plugin_config
 from sglang_patches.elastic import group_store
+from sglang_patches.elastic.controls import ControlLog
 from sglang_patches.elastic.delays import Delays
 from sglang_patches.elastic.expert_slots import ExpertLayers, create_reserved
 from sglang_patches.elastic.graphs import GraphSets
-from sglang_patches.elastic.groups import GroupFactory
+from sglang_patches.elastic.groups import GroupFactory, gather_objects, restamp
+from sglang_patches.elastic.mirror import ExpertMirrors
 from sglang_patches.elastic.parking import ParkedMemory
 from sglang_patches.elastic.prepare import Preparer
 from sglang_patches.elastic.prepared_sets import prepare_sets
-from sglang_patches.elastic.runtime import ElasticRuntime
-from sglang_patches.elastic.topology import check_experts, check_graphs, check_topology, num_experts_of
+from sglang_patches.elastic.recovery import Recovery
+from sglang_patches.elastic.runtime import ElasticRuntime, weight_version
+from sglang_patches.elastic.topology import (
+    check_experts,
+    check_graphs,
+    check_topology,
+    num_experts_of,
+    unsafe_retry,
+)
 from sglang_patches.elastic.transfer import TransferGroup
 from sglang_patches.member_sets import without_full
+from sglang_patches.plugin import refuse
 from sglang_patches.plugin_config import PluginConfig
 
 _current: ElasticRuntime | None = None
@@ -60,13 +72,10 @@ def create_experts(create: Callable[[int], None], layer: Any, num_own: int) -> N
 
 def _build(scheduler: Any, config: PluginConfig, placement: ExpertPlacement) -> ElasticRuntime:
     ep_rank, num_ranks = scheduler.tp_group.rank_in_group, scheduler.tp_group.world_size
-    model = scheduler.tp_worker.model_runner.model
-    folder = Path(config.folder)
-    endpoint = group_store.agreed_endpoint(scheduler.tp_group, folder)
-    store = group_store.connect(endpoint, folder, config.prepare_timeout_s)
-    groups = GroupFactory(store, timeout_s=config.prepare_timeout_s)
+    model, device = scheduler.tp_worker.model_runner.model, torch.device(scheduler.tp_group.device)
+    recovers = _recovers(scheduler, config)
+    groups = _groups(scheduler, config, own_full_group=recovers)
     full = tuple(range(num_ranks))
-    groups.keep(full, scheduler.tp_group)
     experts = ExpertLayers(
         model,
         placement.experts_on(ep_rank),
@@ -80,23 +89,64 @@ def _build(scheduler: Any, config: PluginConfig, placement: ExpertPlacement) -> 
         ep_rank,
         model,
         groups,
-        TransferGroup(groups, num_ranks, torch.device(scheduler.tp_group.device)),
+        TransferGroup(groups, full, device),
         experts,
         resume_memory=memory.resume,
-        weight_version=_weight_version,
+        weight_version=weight_version,
         moves_dense=memory.loses_dense,
         delay=Delays(config.delays, ep_rank, "prepare").at,
     )
-    link = AgentLink(endpoint.for_peer(), _hello(ep_rank))
+    controls = ControlLog()
+    mirrors = None
+    if recovers:
+        mirrors = ExpertMirrors(
+            experts, ep_rank, placement.block(ep_rank), partial(gather_objects, scheduler.tp_group)
+        )
+    link = AgentLink(
+        Endpoint.read(Path(config.folder)).for_peer(), _hello(ep_rank), on_break=lambda *_: groups.break_all()
+    )
+    recovery = None
+    if mirrors is not None:
+        recovery = Recovery(
+            scheduler,
+            ep_rank,
+            link,
+            groups,
+            preparer,
+            experts,
+            memory,
+            mirrors,
+            controls,
+            device=device,
+            timeout_s=config.prepare_timeout_s,
+        )
+        recovery.weights_changed(weight_version())
     link.start()
     delays = Delays(config.delays, ep_rank, "loop")
-    return ElasticRuntime(scheduler, ep_rank, link, preparer, experts, memory, placement, delays, graphs)
+    return ElasticRuntime(
+        scheduler, ep_rank, link, preparer, experts, memory, placement, delays, graphs, controls, recovery
+    )
 
 
-def _weight_version() -> object:
-    from sglang.srt.runtime_context import get_serving
+def _groups(scheduler: Any, config: PluginConfig, *, own_full_group: bool) -> GroupFactory:
+    folder = Path(config.folder)
+    endpoint = group_store.agreed_endpoint(scheduler.tp_group, folder)
+    connect = partial(group_store.connect, endpoint, folder, config.prepare_timeout_s)
+    groups = GroupFactory(connect, timeout_s=config.prepare_timeout_s)
+    full = tuple(range(scheduler.tp_group.world_size))
+    if own_full_group:
+        # The connections of the one that SGLang made are not known, so it could not be broken.
+        restamp(scheduler, groups.coordinator(full, 0))
+    else:
+        groups.keep(full, scheduler.tp_group)
+    return groups
 
-    return get_serving().weight_version
+
+def _recovers(scheduler: Any, config: PluginConfig) -> bool:
+    problem = unsafe_retry(scheduler.model_config, config.device)
+    if problem and config.recovery == "on":
+        refuse(f"--flexfloor-recovery=on: {problem}. Fix: leave the flag out; a lost rank ends the server then")
+    return config.recovers and not problem
 
 
 def _hello(ep_rank: int) -> HelloMsg:
@@ -107,7 +157,7 @@ def _hello(ep_rank: int) -> HelloMsg:
         incarnation=secrets.randbits(62),
         pid=os.getpid(),
         node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
-        weight_version=str(_weight_version()),
+        weight_version=weight_version(),
         flexfloor_version=version("flexfloor"),
         sglang_version=version("sglang"),
         patches=sorted(HookRegistry._patched),

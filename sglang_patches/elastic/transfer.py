@@ -27,21 +27,28 @@ class Move:
 
 
 class TransferGroup:
-    """All launched ranks, for point-to-point copies. Making it is collective over all of them.
+    """All live ranks, for point-to-point copies. Making it is collective over all of them.
+
+    A pair with a lost rank fails; the copies between all others go on.
 
     Not yet run on a GPU. NCCL's rules there: the first call of a group is made by all its ranks, or those who
     make it wait for the rest for ever; and whoever calls has set its thread's device.
     """
 
-    def __init__(self, groups: GroupFactory, num_ranks: int, device: torch.device) -> None:
+    def __init__(
+        self, groups: GroupFactory, ranks: Sequence[int], device: torch.device, generation: int = 0
+    ) -> None:
         backend = "gloo" if device.type == "cpu" else "nccl"
-        self._group = groups.process_group(range(num_ranks), "flexfloor:transfer", backend)
+        name = f"flexfloor:transfer:{'.'.join(map(str, ranks))}:{generation}"
+        self._group = groups.process_group(ranks, name, backend)
+        self._place = {rank: place for place, rank in enumerate(ranks)}
+        """Rank of the world -> rank in the group."""
         self.device = device
         # A stream of its own: a copy must neither wait for the model's kernels nor hold them up.
         self._stream: Any = (
             None if device.type == "cpu" else torch.get_device_module(device).Stream(device=device)
         )
-        self._connect(num_ranks)
+        self._connect(ranks)
 
     def settle(self) -> None:
         """Wait for what the model has launched so far: it may still read the slots that a copy writes to."""
@@ -56,10 +63,10 @@ class TransferGroup:
             self._exchange_on_device(sends, receives)
         return sum(move.tensor.nbytes for move in receives)
 
-    def _connect(self, num_ranks: int) -> None:
+    def _connect(self, ranks: Sequence[int]) -> None:
         """Copy one number between all pairs now, so that no copy has to connect while the model decodes."""
         own = dist.get_rank()
-        peers = [rank for rank in range(num_ranks) if rank != own]
+        peers = [rank for rank in ranks if rank != own]
         sent = torch.zeros(1, device=self.device)
         received = [torch.zeros(1, device=self.device) for _ in peers]
         self.exchange(
@@ -68,8 +75,9 @@ class TransferGroup:
         )
 
     def _exchange_on_cpu(self, sends: Sequence[Move], receives: Sequence[Move]) -> None:
-        works = [self._group.recv([move.tensor], move.peer, move.tag) for move in receives]
-        works += [self._group.send([move.tensor], move.peer, move.tag) for move in sends]
+        place = self._place
+        works = [self._group.recv([move.tensor], place[move.peer], move.tag) for move in receives]
+        works += [self._group.send([move.tensor], place[move.peer], move.tag) for move in sends]
         for work in works:
             work.wait()
 
@@ -78,7 +86,8 @@ class TransferGroup:
         moves = [(move, dist.isend) for move in sends] + [(move, dist.irecv) for move in receives]
         moves.sort(key=lambda row: (row[0].tag, row[0].peer))
         operations = [
-            dist.P2POp(call, move.tensor, group=self._group, group_peer=move.peer) for move, call in moves
+            dist.P2POp(call, move.tensor, group=self._group, group_peer=self._place[move.peer])
+            for move, call in moves
         ]
         if not operations:
             return

@@ -40,6 +40,16 @@ def read_votes(_result: Any, info: Any, *_args: Any, **_kwargs: Any) -> None:
         runtime.read_votes(info.tp0_info_cpu[:, -1].tolist())
 
 
+def gather_or_recover(original: Callable[..., Any], adapter: Any, local_batch: Any) -> Any:
+    """Around `SchedulerDPAttnAdapter.prepare_mlp_sync_batch`."""
+    from sglang_patches.elastic import start
+
+    runtime = start.current()
+    if runtime is None:
+        return original(adapter, local_batch)
+    return runtime.gather(lambda: original(adapter, local_batch))
+
+
 def _with_column(row: Any, value: int) -> Any:
     import torch
 

@@ -37,3 +37,12 @@ def apply_membership(_scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
     runtime = start.current()
     if runtime is not None:
         runtime.at_loop_top()
+
+
+def rename_weights(_result: Any, _scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
+    """After `Scheduler.handle_update_weight_version`."""
+    from sglang_patches.elastic import start
+
+    runtime = start.current()
+    if runtime is not None:
+        runtime.rename_weights()
