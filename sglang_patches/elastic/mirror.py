@@ -133,7 +133,10 @@ class ExpertMirrors:
         _HEADER.pack_into(self._own, 0, _MAGIC, self._nonce, 1, name)
 
     def restore(
-        self, rows: Sequence[tuple[int, int]], weight_version: str, fill: Callable[[int, int], list[torch.Tensor]]
+        self,
+        rows: Sequence[tuple[int, int]],
+        weight_version: str,
+        fill: Callable[[int, int], list[torch.Tensor]],
     ) -> int:
         """Fill expert slots from the mirrors of this host; returns the bytes.
 
@@ -148,7 +151,9 @@ class ExpertMirrors:
         for slot, expert in rows:
             mirror, own = self._mirror_of(expert, weight_version)
             targets = [tensor for layer in range(self._experts.num_layers) for tensor in fill(layer, slot)]
-            for (layer, offset, size, checksum), target in zip(self._layout.places(own), targets, strict=True):
+            for (layer, offset, size, checksum), target in zip(
+                self._layout.places(own), targets, strict=True
+            ):
                 _write(target, mirror[offset : offset + size])
                 # Of what lies in the slot now, not of what was read: a loader may drop rows in silence.
                 found, wanted = zlib.crc32(_bytes_of(target)), struct.unpack_from("<I", mirror, checksum)[0]

@@ -102,7 +102,9 @@ class Recovery:
     def run(self, member: Member[Plan], where: str, *, is_parked: bool) -> RecoverMsg:
         """Leave the broken group and come back in the next one, or stay outside. Returns the order."""
         started_s = time.perf_counter()
-        logger.warning("flexfloor ep_rank=%d membership_epoch=%d broken in %s", self._ep_rank, member.epoch, where)
+        logger.warning(
+            "flexfloor ep_rank=%d membership_epoch=%d broken in %s", self._ep_rank, member.epoch, where
+        )
         member.drop_plan()
 
         def report(generation: int) -> BrokenMsg:
@@ -121,7 +123,9 @@ class Recovery:
             except Exception as error:
                 if not is_group_failure(error):
                     raise
-                logger.warning("flexfloor ep_rank=%d generation=%d: %s", self._ep_rank, order.generation, error)
+                logger.warning(
+                    "flexfloor ep_rank=%d generation=%d: %s", self._ep_rank, order.generation, error
+                )
             else:
                 break
         member.recover(order)
@@ -148,7 +152,9 @@ class Recovery:
     def _enter(self, order: RecoverMsg, is_parked: bool) -> int:
         self._groups.renew_store()
         is_member = self._ep_rank in order.members
-        transfer = self._made(order, lambda: TransferGroup(self._groups, order.live, self._device, order.generation))
+        transfer = self._made(
+            order, lambda: TransferGroup(self._groups, order.live, self._device, order.generation)
+        )
         self._preparer.restart(transfer)
         if not is_member:
             return 0

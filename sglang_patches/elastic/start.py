@@ -145,7 +145,9 @@ def _groups(scheduler: Any, config: PluginConfig, *, own_full_group: bool) -> Gr
 def _recovers(scheduler: Any, config: PluginConfig) -> bool:
     problem = unsafe_retry(scheduler.model_config, config.device)
     if problem and config.recovery == "on":
-        refuse(f"--flexfloor-recovery=on: {problem}. Fix: leave the flag out; a lost rank ends the server then")
+        refuse(
+            f"--flexfloor-recovery=on: {problem}. Fix: leave the flag out; a lost rank ends the server then"
+        )
     return config.recovers and not problem
 
 

@@ -70,13 +70,21 @@ def unsafe_retry(model_config: Any, device: str) -> str:
         return f"recovery has not been run on device {device}"
     if getattr(model_config, "is_hybrid_swa", False):
         return "the model's sliding-window cache has not been tried with a repeated pass"
-    if getattr(model_config, "linear_attn_registry_result", None) or _is_recurrent(model_config.hf_text_config):
+    if getattr(model_config, "linear_attn_registry_result", None) or _is_recurrent(
+        model_config.hf_text_config
+    ):
         return "the model's recurrent state would take a repeated pass twice"
     return ""
 
 
 def _is_recurrent(text_config: Any) -> bool:
-    names = ("linear_attn_config", "mamba_d_state", "mamba_ssm_dtype", "linear_num_key_heads", "ssm_state_size")
+    names = (
+        "linear_attn_config",
+        "mamba_d_state",
+        "mamba_ssm_dtype",
+        "linear_num_key_heads",
+        "ssm_state_size",
+    )
     return any(getattr(text_config, name, None) for name in names)
 
 
