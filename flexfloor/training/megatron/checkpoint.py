@@ -1,13 +1,22 @@
-"""Distributed checkpoints of weights and optimizer, which other layouts with experts split alike can load."""
+"""Distributed checkpoints of weights and optimizer, which other layouts with experts split alike can load.
 
+Beside them lies the state of each rank's random generators, which only the same number of ranks can take up.
+Nothing in a training step draws from them today.
+"""
+
+import logging
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core import parallel_state as mpu
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from flexfloor.training.megatron.model import TrainedModel
+
+logger = logging.getLogger(__name__)
 
 
 def save_checkpoint(model: TrainedModel, path: str, num_steps: int) -> None:
@@ -22,6 +31,9 @@ def save_checkpoint(model: TrainedModel, path: str, num_steps: int) -> None:
     state = _sharded_state(model, metadata, is_loading=False)
     state["num_steps"] = num_steps
     dist_checkpointing.save(state, path, content_metadata=_without_groups(metadata))
+    torch.save(_random_state(), _random_path(path))
+    # Whoever is told that it is saved finds every rank's part.
+    dist.barrier()
 
 
 def load_checkpoint(model: TrainedModel, path: str) -> int:
@@ -36,7 +48,31 @@ def load_checkpoint(model: TrainedModel, path: str) -> int:
     for number, chunk in enumerate(model.unwrapped):
         chunk.load_state_dict(loaded[_model_key(number)])
     model.optimizer.load_state_dict(loaded["optimizer"])
+    _restore_random(path)
     return int(loaded["num_steps"])
+
+
+def _random_path(path: str) -> Path:
+    return Path(path) / f"random-{dist.get_rank():05d}-of-{dist.get_world_size():05d}.pt"
+
+
+def _random_state() -> dict[str, Any]:
+    state = {"torch": torch.get_rng_state(), "megatron": dict(get_cuda_rng_tracker().get_states())}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _restore_random(path: str) -> None:
+    file = _random_path(path)
+    if not file.exists():
+        logger.warning("%s: no random state for %d ranks; theirs is new", path, dist.get_world_size())
+        return
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    torch.set_rng_state(state["torch"])
+    get_cuda_rng_tracker().set_states(state["megatron"])
+    if torch.cuda.is_available() and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
 
 
 def _metadata() -> dict[str, Any]:

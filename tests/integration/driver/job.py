@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,6 +35,9 @@ SMALL = (
     "algorithm.num_minibatches=1",
     "trainer.learning_rate=3e-3",
 )
+NUM_STEPS = 5
+# Several optimizer steps and a reference model: there are logprobs to compute before a step trains.
+LEARNS = [*SMALL, "algorithm.num_minibatches=3", "algorithm.kl_coef=0.01"]
 START_DEADLINE_S = 400.0
 STEP_DEADLINE_S = 120.0
 END_DEADLINE_S = 30.0
@@ -65,6 +68,18 @@ class Job:
         path = self.run_dir / METRICS_FILE
         return len(read_metrics(self.run_dir)) if path.exists() else 0
 
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + START_DEADLINE_S
+        while not holds():
+            assert self.process.poll() is None, self.text
+            assert time.monotonic() < deadline_s, self.text
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """The driver alone, at once, and without a word; the kernel tells its children."""
+        self.process.kill()
+        self.process.wait(END_DEADLINE_S)
+
     def descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
@@ -75,16 +90,30 @@ class Job:
 @contextmanager
 def running_job(folder: Path, overrides: Sequence[str]) -> Iterator[Job]:
     """Start a job in `folder`; one that still runs at the end of the block is killed with its children."""
+    run_dir = folder / "run"
+    where = [f"run_dir={run_dir}", f"hydra.run.dir={run_dir}", f"model.path={folder.parent / 'models'}"]
+    with _running(folder, [*overrides, *where]) as job:
+        yield job
+
+
+@contextmanager
+def resumed_job(folder: Path, overrides: Sequence[str] = ()) -> Iterator[Job]:
+    """Go on with the job that was started in `folder`."""
+    with _running(folder, [f"resume={folder / 'run'}", *overrides]) as job:
+        yield job
+
+
+@contextmanager
+def _running(folder: Path, arguments: Sequence[str]) -> Iterator[Job]:
     run_dir, output = folder / "run", folder / "output.txt"
     folder.mkdir(parents=True, exist_ok=True)
-    argv = [sys.executable, "-m", "flexfloor.cli.train", *overrides, f"run_dir={run_dir}"]
-    argv += [f"hydra.run.dir={run_dir}", f"model.path={folder.parent / 'models'}"]
+    argv = [sys.executable, "-m", "flexfloor.cli.train", *arguments]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Tests that a shell runs in the background inherit this, and the job would not hear Ctrl-C either.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     with (
-        output.open("wb") as log,
+        output.open("ab") as log,
         subprocess.Popen(
             argv, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=folder, start_new_session=True
         ) as process,

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from job import END_DEADLINE_S, SMALL, START_DEADLINE_S, STEP_DEADLINE_S, Job, running_job
-from shared_server import SharedServer
+from job import END_DEADLINE_S, LEARNS, NUM_STEPS, SMALL, STEP_DEADLINE_S, Job, running_job
 from transformers import AutoConfig, AutoTokenizer
 
 from flexfloor.driver.stopping import STOPPED
@@ -20,10 +19,8 @@ from flexfloor.types import Response
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-NUM_STEPS = 5
-# Several optimizer steps and a reference model: there are logprobs to compute before a step trains.
-LEARNS = [*SMALL, "algorithm.num_minibatches=3", "algorithm.kl_coef=0.01"]
 RESPONSES_PER_STEP = 15
+DIES_WITH_A_RANK = ["membership=static"]
 
 
 def responses(run_dir: Path, step: int) -> tuple[Response, ...]:
@@ -59,7 +56,9 @@ def drawn(run_dir: Path, step: int) -> list[tuple[str, tuple[int, ...]]]:
 
 @pytest.mark.late
 def test_a_dead_rank_ends_the_run_with_its_story_and_nothing_is_left_running(tmp_path: Path) -> None:
-    with running_job(tmp_path / "own", [*SMALL, "num_steps=1000"]) as job:
+    with running_job(
+        tmp_path / "own", [*SMALL, "num_steps=1000", "cluster.max_server_restarts=0", *DIES_WITH_A_RANK]
+    ) as job:
         job.wait_for_steps(2)
         children = job.descendants()
         victim = next(item for item in children if "sglang::scheduler" in " ".join(item.cmdline()))
@@ -68,6 +67,7 @@ def test_a_dead_rank_ends_the_run_with_its_story_and_nothing_is_left_running(tmp
         assert job.wait(END_DEADLINE_S + 20) == 1
         wait_gone(children)
     assert "server (pid" in job.text
+    assert f"flexfloor-train resume={job.run_dir}" in job.text
     assert "Last lines of" in job.text
     records = read_metrics(job.run_dir)
     assert len(records) >= 2
@@ -76,19 +76,6 @@ def test_a_dead_rank_ends_the_run_with_its_story_and_nothing_is_left_running(tmp
         iterations = load_iterations(iterations_path(job.run_dir, step))
         assert iterations.worker_iterations == record["occupancy/worker_iterations"]
         assert iterations.idle_worker_iterations == record["occupancy/idle_worker_iterations"]
-
-
-@pytest.fixture(scope="module")
-def finished(
-    shared_server: SharedServer, shared_server_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> Job:
-    """A run of five steps to its end with an elastic group whose released workers are used."""
-    folder = tmp_path_factory.mktemp("train") / "finished"
-    attach = [f"cluster.server_url={shared_server_url}"]
-    attach += [f"membership.folder={shared_server.membership_folder}"]
-    with running_job(folder, [*LEARNS, *attach, "release=logprobs", f"num_steps={NUM_STEPS}"]) as job:
-        assert job.wait(START_DEADLINE_S + NUM_STEPS * 30) == 0, job.text
-    return job
 
 
 def test_every_response_is_there_once_with_its_weights(finished: Job) -> None:
@@ -171,12 +158,8 @@ def test_the_screen_shows_a_line_a_step_and_the_table(finished: Job) -> None:
     assert "tail idle, share of worker time" in finished.text
 
 
-def test_a_run_that_is_told_to_stop_saves_what_it_has(
-    shared_server: SharedServer, shared_server_url: str, tmp_path: Path
-) -> None:
-    attach = [f"cluster.server_url={shared_server_url}"]
-    attach += [f"membership.folder={shared_server.membership_folder}"]
-    with running_job(tmp_path / "stopped", [*SMALL, *attach, "num_steps=1000"]) as job:
+def test_a_run_that_is_told_to_stop_saves_what_it_has(attached: list[str], tmp_path: Path) -> None:
+    with running_job(tmp_path / "stopped", [*SMALL, *attached, "num_steps=1000"]) as job:
         job.wait_for_steps(2)
         children = job.descendants()
         job.process.send_signal(signal.SIGUSR1)

@@ -45,7 +45,7 @@ class FakeClient:
         return _result("rejoin", self.refusal)
 
     def status(self) -> SimpleNamespace:
-        return SimpleNamespace(last_counters={2: {"num_iterations": 7}})
+        return SimpleNamespace(last_counters={2: {"num_iterations": 7}}, lost=())
 
     def poll(self) -> list[OperationResult]:
         results, self.results = self.results, []
