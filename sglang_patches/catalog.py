@@ -1,6 +1,6 @@
 """Every place where FlexFloor changes SGLang, one row each: data only, no code runs here.
 
-The rows of any server stand below; those for CPUs and those of elastic membership in `rows/`.
+The rows of any server stand below; those for CPUs, of elastic membership and of recovery in `rows/`.
 
 Rule 1: a row names its target, the hook, the reason, until when it is needed and what it was checked with.
 Rule 2: a version of SGLang without a digest in `checked` does not start; see `verify.py`.
@@ -13,6 +13,7 @@ the tests on it, then add the new digest.
 from sglang_patches.patch import Patch
 from sglang_patches.rows.cpu import CPU_ROWS
 from sglang_patches.rows.elastic import ELASTIC_ROWS
+from sglang_patches.rows.recovery import RECOVERY_ROWS
 
 _SERVER_ROWS: tuple[Patch, ...] = (
     Patch(
@@ -80,4 +81,4 @@ _SERVER_ROWS: tuple[Patch, ...] = (
     ),
 )
 
-PATCHES = (*_SERVER_ROWS, *CPU_ROWS, *ELASTIC_ROWS)
+PATCHES = (*_SERVER_ROWS, *CPU_ROWS, *ELASTIC_ROWS, *RECOVERY_ROWS)

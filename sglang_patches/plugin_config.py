@@ -50,7 +50,7 @@ class PluginConfig:
     prepare_timeout_s: float = 120.0
     """A change that is not prepared by then is cancelled."""
     recovery: str = "auto"
-    """Whether the other ranks go on when one is lost. `auto`: where that is safe; `on`: refuse the start else."""
+    """Whether the others go on when a rank is lost. `auto`: where safe; `on`: refuse the start where not."""
     heartbeat_timeout_s: float = 60.0
     """A rank that is silent for so long is ended, and then lost."""
     delays: DelayConfig = field(default_factory=DelayConfig)

@@ -36,9 +36,9 @@ Own flags:
                                      works too: its communicator is made at the change, and it decodes
                                      without graphs.
   --flexfloor-prepare-timeout S      a change that is not prepared by then is cancelled (default 120).
-  --flexfloor-recovery auto|on|off   whether the other ranks go on when one is lost. auto (default): on CPUs, and
+  --flexfloor-recovery auto|on|off   whether the other ranks go on when one is lost. auto (default): on CPUs,
                                      with models whose forward pass can be repeated; on: refuse to start
-                                     where it cannot; off: a lost rank ends the server. The experts are
+                                     where it cannot be; off: a lost rank ends the server. The experts are
                                      mirrored in host memory for it.
   --flexfloor-heartbeat-timeout-s S  a rank that is silent for so long is ended, and is lost (default 60).
   --flexfloor-delays P,MIN,MAX,SEED  random delays in the ranks, for tests.

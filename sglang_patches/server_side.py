@@ -127,6 +127,12 @@ class ServerSide:
     def is_stopping(self) -> bool:
         return bool(self._tokenizer_manager.gracefully_exit)
 
+    def shut_down(self) -> None:
+        """The ranks are told to end."""
+        membership = serving.current()
+        if membership is not None:
+            membership.shut_down()
+
     # What a request does.
 
     def take_request(self, request: Any) -> None:
@@ -136,6 +142,11 @@ class ServerSide:
             return
         if self._control is not None:
             request.routed_dp_rank = self._control.place(request.routed_dp_rank)
+        membership = serving.current()
+        if membership is not None and membership.recovers:
+            routed = membership.manager.status().routed
+            request.routed_dp_rank = membership.losses.choose(request.routed_dp_rank, routed)
+            membership.losses.refuse(request.rid, request.routed_dp_rank)
         cap_tokens = getattr(request.sampling_params, "max_new_tokens", None)
         self._tracker.send(
             SentRequest(
@@ -156,7 +167,9 @@ class ServerSide:
 
     def _make_group(self) -> Group:
         if self._config.membership == "elastic":
-            membership = serving.start(self._tokenizer_manager, self._take_status, self._take_result)
+            membership = serving.start(
+                self._tokenizer_manager, self._take_status, self._take_result, self._abandon
+            )
             return membership.manager
         from sglang.srt.runtime_context import get_parallel
 
@@ -179,6 +192,13 @@ class ServerSide:
             is_on=lambda: self.rollouts.is_running or not self.rollouts.marks_steps,
             weigher=weigher,
         )
+
+    def _abandon(self, ep_rank: int) -> None:
+        """On the event loop."""
+        membership = serving.current()
+        assert membership is not None
+        own = [request.request_id for request in self._tracker if request.dp_rank == ep_rank]
+        membership.losses.abandon(ep_rank, own)
 
     def _take_status(self, status: MembershipStatus) -> None:
         """In the manager's thread."""

@@ -14,6 +14,7 @@ from flexfloor.errors import DeadlineExceeded
 from flexfloor.membership import messages as m
 from flexfloor.membership.endpoint import Endpoint
 from flexfloor.membership.errors import MembershipFailed
+from flexfloor.membership.session import Session
 from flexfloor.membership.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ class AgentLink:
         self._generation = 0
         self._lock = threading.Lock()
         self._orders: deque[m.OrderMsg] = deque()
-        self._outbox: deque[m.HelloMsg | m.ReportMsg] = deque([self._hello])
+        self._outbox: deque[m.ReportMsg] = deque()
+        self._session = Session()
         self._orders_wait = Wakeup()
         self._wakeup = Wakeup()
         self._beat_at_s = time.monotonic()
@@ -175,6 +177,7 @@ class AgentLink:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._wakeup.fd, zmq.POLLIN)
+        socket.send(m.encode(self._hello))
         beats_at_s = time.monotonic() + self._heartbeat_s
         while not (self._is_closing and not self._outbox):
             self._flush(socket)
@@ -184,13 +187,22 @@ class AgentLink:
             now_s = time.monotonic()
             if now_s >= beats_at_s:
                 beats_at_s = now_s + self._heartbeat_s
-                self._outbox.append(m.HeartbeatMsg(loop_age_s=now_s - self._beat_at_s))
+                self._beat_manager(socket, now_s)
                 self._check_manager(now_s)
 
     def _flush(self, socket: "zmq.Socket[bytes]") -> None:
         while self._outbox:
             # Without a high-water mark a DEALER queues while it connects, so this never blocks.
-            socket.send(m.encode(self._outbox.popleft()))
+            report = self._outbox.popleft()
+            number = self._session.send(report, time.monotonic())
+            socket.send(m.encode(m.NumberedReportMsg(number, self._session.heard, report)))
+
+    def _beat_manager(self, socket: "zmq.Socket[bytes]", now_s: float) -> None:
+        if not self._welcomed.is_set():
+            socket.send(m.encode(self._hello))
+        socket.send(m.encode(m.HeartbeatMsg(now_s - self._beat_at_s, self._session.heard)))
+        for number, report in self._session.due(now_s):
+            socket.send(m.encode(m.NumberedReportMsg(number, self._session.heard, report)))
 
     def _receive_all(self, socket: "zmq.Socket[bytes]") -> None:
         while socket.poll(0):
@@ -206,14 +218,16 @@ class AgentLink:
                 case m.RefusedMsg():
                     self._lose_manager(f"the manager refused: {message.reason}")
                 case m.AliveMsg():
-                    pass
-                case m.BreakMsg():
-                    self._break(message)
-                case _:
-                    self._deliver(message)
+                    self._session.hear(message.heard)
+                case m.NumberedOrderMsg():
+                    self._session.hear(message.heard)
+                    for order in self._session.take(message.number, message.order):
+                        self._take(order)
 
-    def _break(self, order: m.BreakMsg) -> None:
-        if order.generation > self._generation:
+    def _take(self, order: m.WireOrderMsg) -> None:
+        if not isinstance(order, m.BreakMsg):
+            self._deliver(order)
+        elif order.generation > self._generation:
             self._generation = order.generation
             self._deliver(order)
             self._on_break(order.generation, order.lost)

@@ -6,11 +6,12 @@ Nothing here is thread-safe; `Manager` sees to it that one thread only comes her
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
+import msgspec
 import zmq
 
 from flexfloor.membership import commands as c
@@ -18,14 +19,29 @@ from flexfloor.membership import events as e
 from flexfloor.membership import messages as m
 from flexfloor.membership.errors import FenceRefused, MembershipFailed
 from flexfloor.membership.events import Leave
+from flexfloor.membership.lookout import Lookout
 from flexfloor.membership.peers import AgentPeer, Peers
-from flexfloor.membership.state import InvalidTransition, Membership, Outcome
+from flexfloor.membership.state import InvalidTransition, Membership, Outcome, RankState
 from flexfloor.membership.status import MembershipStatus, OperationResult
 
 logger = logging.getLogger(__name__)
 
+_RECOVERY_EVENTS: dict[type, Callable[..., e.RankEvent]] = {
+    m.BrokenMsg: e.RankBroke,
+    m.RecoveredMsg: e.RankRecovered,
+    m.RecoveryFailedMsg: e.RecoveryFailed,
+}
+
 Waiter = Future[OperationResult] | bytes
 """Of a result: a future of this process, or the identity of a client."""
+
+
+class Wire(Protocol):
+    """A ZeroMQ ROUTER socket, or what plays it."""
+
+    def poll(self, timeout: int = ...) -> int: ...
+    def recv_multipart(self) -> list[bytes]: ...
+    def send_multipart(self, msg_parts: Sequence[bytes], flags: int = ...) -> object: ...
 
 
 class Exchange:
@@ -33,26 +49,30 @@ class Exchange:
 
     def __init__(
         self,
-        socket: "zmq.Socket[bytes]",
+        socket: Wire,
         membership: Membership,
         peers: Peers,
+        lookout: Lookout,
         *,
         on_routing: Callable[[tuple[int, ...], tuple[int, ...]], None],
         on_fail: Callable[[str], None],
         on_status: Callable[[MembershipStatus], None],
         on_result: Callable[[OperationResult], None],
+        on_abandon: Callable[[int], None],
         clock: Callable[[], float],
-        heartbeat_timeout_s: float,
     ) -> None:
         self._socket = socket
         self._membership = membership
         self._peers = peers
+        self._lookout = lookout
         self._on_routing = on_routing
         self._on_fail = on_fail
         self._on_status = on_status
         self._on_result = on_result
+        self._on_abandon = on_abandon
         self._clock = clock
-        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self.is_ending = False
+        """The server ends: no rank is lost from now on."""
         self._events: deque[e.Event] = deque()
         self._is_feeding = False
         self._waiters: dict[str, list[Waiter]] = {}
@@ -72,19 +92,17 @@ class Exchange:
         while self._socket.poll(0):
             identity, *frames = self._socket.recv_multipart()
             self._take(identity, frames)
-        for peer in self._watched():
-            silent_s = self._clock() - peer.seen_at_s
-            if silent_s >= self._heartbeat_timeout_s:
-                self._lose(peer, f"silent for {silent_s:.0f} s")
+        if self._is_watching:
+            for peer, reason in self._lookout.lost(self._clock(), self._is_exiting):
+                self._lose(peer, reason)
         deadline_s = self._membership.next_deadline_s
         if deadline_s is not None and self._clock() >= deadline_s:
             self.feed(e.TimePassed(at=self._clock()))
 
     def poll_ms(self) -> int | None:
         """Until something is due by the clock."""
-        deadlines_s = [peer.seen_at_s + self._heartbeat_timeout_s for peer in self._watched()]
-        if self._membership.next_deadline_s is not None:
-            deadlines_s.append(self._membership.next_deadline_s)
+        watch_s = self._lookout.next_deadline_s() if self._is_watching else None
+        deadlines_s = [at_s for at_s in (watch_s, self._membership.next_deadline_s) if at_s is not None]
         if not deadlines_s:
             return None
         return int(1000 * max(0.0, min(deadlines_s) - self._clock())) + 1
@@ -131,13 +149,19 @@ class Exchange:
             if future.set_running_or_notify_cancel():
                 future.set_exception(MembershipFailed(self.end_reason))
 
-    def _watched(self) -> list[AgentPeer]:
-        if self._membership.failed is not None:
-            return []
-        return [peer for peer in self._peers.agents.values() if peer.is_watched]
+    @property
+    def _is_watching(self) -> bool:
+        return self._membership.failed is None and not self.is_ending
+
+    def _is_exiting(self, ep_rank: int) -> bool:
+        rank = self._membership.ranks[ep_rank]
+        return rank.state is RankState.draining and rank.leave is Leave.exit
 
     def _lose(self, peer: AgentPeer, reason: str) -> None:
+        if self.is_ending:
+            return
         peer.is_watched = False
+        peer.lost_reason = peer.lost_reason or reason
         self.feed(e.RankLost(**self._life(peer), reason=reason))
 
     # Events in.
@@ -160,7 +184,7 @@ class Exchange:
             case _:
                 peer = self._peers.agent(identity)
                 assert peer is not None, "admitted as an agent"
-                self._take_report(peer, message)
+                self._take_from_agent(peer, message)
 
     def _take_hello(self, identity: bytes, hello: m.HelloMsg) -> None:
         reason = ""
@@ -171,6 +195,7 @@ class Exchange:
             now_s = self._clock()
             peer = self._peers.agents.get(hello.ep_rank)
             if peer is None:
+                # Known before the event, whose commands may go to it.
                 self._peers.add_agent(identity, hello, now_s)
             self.feed(
                 e.RankJoined(
@@ -182,8 +207,9 @@ class Exchange:
             )
             is_refused = self._membership.outcome is Outcome.refused
             reason = self._membership.outcome_reason if is_refused else ""
-            if peer is not None and not is_refused:
+            if not is_refused:
                 self._peers.add_agent(identity, hello, now_s)
+                self._lookout.add(self._peers.agents[hello.ep_rank])
         if reason:
             logger.warning("ep_rank=%d hello refused: %s", hello.ep_rank, reason)
             self.refusals.append(reason)
@@ -191,13 +217,25 @@ class Exchange:
         else:
             self._send(identity, m.WelcomeMsg(membership_epoch=self._membership.membership_epoch))
 
+    def _take_from_agent(self, peer: AgentPeer, message: m.HeartbeatMsg | m.NumberedReportMsg) -> None:
+        if self._membership.ranks[peer.ep_rank].state is RankState.lost:
+            # It lives, and the group goes on without it: it must end.
+            self._send(peer.identity, m.RefusedMsg(f"ep_rank {peer.ep_rank} is lost: {peer.lost_reason}"))
+            return
+        peer.seen_at_s = now_s = self._clock()
+        peer.session.hear(message.heard)
+        if isinstance(message, m.NumberedReportMsg):
+            for report in peer.session.take(message.number, message.report):
+                self._take_report(peer, report)
+            return
+        peer.loop_age_s = message.loop_age_s
+        self._send(peer.identity, m.AliveMsg(peer.session.heard))
+        for number, order in peer.session.due(now_s):
+            self._send(peer.identity, m.NumberedOrderMsg(number, peer.session.heard, order))
+
     def _take_report(self, peer: AgentPeer, message: m.ReportMsg) -> None:
-        peer.seen_at_s = self._clock()
         life = self._life(peer)
         match message:
-            case m.HeartbeatMsg():
-                peer.loop_age_s = message.loop_age_s
-                self._send(peer.identity, m.AliveMsg())
             case m.GoodbyeMsg():
                 self._lose(peer, f"it said goodbye: {message.reason}")
             case m.DrainFinishedMsg():
@@ -209,6 +247,9 @@ class Exchange:
             case m.CancelAnsweredMsg():
                 epoch, dropped = message.membership_epoch, message.dropped
                 self.feed(e.CancelAnswered(**life, membership_epoch=epoch, dropped=dropped))
+            case m.BrokenMsg() | m.RecoveredMsg() | m.RecoveryFailedMsg():
+                event = _RECOVERY_EVENTS[type(message)]
+                self.feed(event(**life, **msgspec.structs.asdict(message)))
             case m.SwitchedMsg():
                 if message.last_counters:
                     self._last_counters[peer.ep_rank] = message.last_counters
@@ -230,10 +271,11 @@ class Exchange:
         except InvalidTransition as error:
             assert isinstance(event, e.RankEvent), "nobody else can break the protocol"
             logger.error("%s", error)
-            lost = e.RankLost(
-                ep_rank=event.ep_rank, incarnation=event.incarnation, reason=str(error), at=event.at
-            )
-            commands = self._membership.handle(lost)
+            peer = self._peers.agents.get(event.ep_rank)
+            if peer is not None:
+                # It goes on in a way that nobody else does, so it must end before the others go on.
+                self._lookout.fence(peer, str(error), self._clock())
+            return
         self.status = replace(
             self._membership.status(), nodes=self._peers.nodes(), last_counters=dict(self._last_counters)
         )
@@ -256,6 +298,15 @@ class Exchange:
             case c.Cancel():
                 for ep_rank in command.targets:
                     self._order(ep_rank, m.CancelMsg(membership_epoch=command.membership_epoch))
+            case c.BreakGroup():
+                for ep_rank in command.ep_ranks:
+                    self._order(ep_rank, m.BreakMsg(generation=command.generation, lost=command.lost))
+            case c.Recover():
+                self._send_recovery(command)
+            case c.AbandonRank():
+                self._on_abandon(command.ep_rank)
+            case c.FenceRank():
+                self._lookout.fence(self._peers.agents[command.ep_rank], command.reason, self._clock())
             case c.SetRouting():
                 self._on_routing(command.ep_ranks, command.members)
             case c.FinishOperation():
@@ -282,6 +333,19 @@ class Exchange:
             mailboxes={rank: self._peers.agents[rank].hello.mailbox for rank in plan.targets},
         )
         for ep_rank in plan.targets:
+            self._order(ep_rank, message)
+
+    def _send_recovery(self, command: c.Recover) -> None:
+        message = m.RecoverMsg(
+            generation=command.generation,
+            membership_epoch=command.membership_epoch,
+            members=command.members,
+            placement=command.placement,
+            live=command.ep_ranks,
+            weight_version=command.weight_version,
+            mailboxes={rank: self._peers.agents[rank].hello.mailbox for rank in command.ep_ranks},
+        )
+        for ep_rank in command.ep_ranks:
             self._order(ep_rank, message)
 
     def _finish_operation(self, command: c.FinishOperation) -> None:
@@ -311,10 +375,11 @@ class Exchange:
             # Nobody waits for it any more, so nobody would release it.
             self.feed(e.FenceReleased(fence_id=fence_id, at=self._clock()))
 
-    def _order(self, ep_rank: int, message: m.AgentInMsg) -> None:
-        peer = self._peers.agents[ep_rank]
-        if not self._send(peer.identity, message):
-            self._lose(peer, f"{type(message).__name__} could not be delivered")
+    def _order(self, ep_rank: int, order: m.WireOrderMsg) -> None:
+        """What cannot be delivered goes out again with a later heartbeat; without one the rank is lost."""
+        session = self._peers.agents[ep_rank].session
+        number = session.send(order, self._clock())
+        self._send(self._peers.agents[ep_rank].identity, m.NumberedOrderMsg(number, session.heard, order))
 
     def _send(self, identity: bytes, message: m.ManagerOutMsg) -> bool:
         try:

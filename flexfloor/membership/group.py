@@ -9,11 +9,12 @@ from flexfloor.experts.placement import ExpertPlacement, canonical, rehome
 from flexfloor.membership import commands as c
 from flexfloor.membership import events as e
 from flexfloor.membership.change import Change, Phase, braced
-from flexfloor.membership.events import Leave
+from flexfloor.membership.events import Leave, WeightVersion
 from flexfloor.membership.fences import Fences
 from flexfloor.membership.operations import OperationBook
 from flexfloor.membership.ranks import MOVES, Rank, RankState
-from flexfloor.membership.status import MembershipStatus, SwitchRecord
+from flexfloor.membership.recovery import Recovery
+from flexfloor.membership.status import MembershipStatus, RecoveryRecord, SwitchRecord
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,12 @@ class Group:
         self.dead_epochs: set[int] = set()
         self.members: tuple[int, ...] = tuple(range(ep_size))
         self.placement: ExpertPlacement = canonical(num_experts, ep_size)
+        self.weight_version: WeightVersion | None = None
+        """Of the members."""
         self.change: Change | None = None
+        self.recovery: Recovery | None = None
+        self.generation = 0
+        """Orders to break so far."""
         self.fences = Fences()
         self.operations = OperationBook()
         self.failed: str | None = None
@@ -87,6 +93,8 @@ class Group:
         """Of the last event."""
         self.outcome_reason = ""
         self._num_failed_attempts = 0
+        self._num_unexplained = 0
+        self._recoveries: deque[RecoveryRecord] = deque(maxlen=STORY_LINES)
         self._last_routing: c.SetRouting | None = None
         self._switches: deque[SwitchRecord] = deque(maxlen=STORY_LINES)
         self._story: deque[tuple[int | None, str]] = deque(maxlen=STORY_LINES)
@@ -101,13 +109,14 @@ class Group:
 
     @property
     def is_ready(self) -> bool:
-        """Every rank has joined, and none was lost."""
+        """Every rank has joined."""
         return self.failed is None and not self._in_state(RankState.starting)
 
     @property
     def next_deadline_s(self) -> float | None:
         """When a TimePassed is due, on the clock of the events."""
-        return None if self.change is None else self.change.deadline_s
+        under_way = self.recovery or self.change
+        return None if under_way is None else under_way.deadline_s
 
     def story(self, ep_rank: int | None = None) -> str:
         """The last transitions, oldest first: of one rank and the group, or of all."""
@@ -129,11 +138,16 @@ class Group:
             change=None if self.change is None else str(self.change),
             num_fences=self.fences.num_all,
             failed=self.failed,
+            lost=self._in_state(RankState.lost),
+            recoveries=tuple(self._recoveries),
+            recovering=None if self.recovery is None else str(self.recovery),
         )
 
     # After every event.
 
     def _settle(self, at: float) -> None:
+        if self.recovery is not None:
+            return self._check_recovery(self.recovery, at)
         self._check_deadline(at)
         leavers = self.change.leavers if self.change is not None else ()
         for ep_rank in self._in_state(RankState.draining):
@@ -144,6 +158,9 @@ class Group:
         granted = self.fences.grant(is_full=not self._in_state(RankState.parked))
         self._out += [c.GrantFence(fence_id=name) for name in granted]
         self._start_next_change(at)
+
+    def _check_recovery(self, recovery: Recovery, at: float) -> None:
+        raise NotImplementedError
 
     def _check_deadline(self, at: float) -> None:
         change = self.change
@@ -229,7 +246,7 @@ class Group:
 
     def _finish_change(self, change: Change, at: float) -> None:
         self.change = None
-        self._num_failed_attempts = 0
+        self._num_failed_attempts = self._num_unexplained = 0
         self.membership_epoch, self.members = change.membership_epoch, change.members
         self.placement = change.placement
         self._record_switch(change, at)
@@ -286,6 +303,8 @@ class Group:
 
     def _route(self) -> None:
         routed = self.routed
+        if self.recovery is not None and not routed:
+            return  # whoever takes requests next is not known yet
         assert routed, "the floor keeps a rank that takes requests"
         routing = c.SetRouting(ep_ranks=routed, members=self.members)
         if routing != self._last_routing:
@@ -295,9 +314,10 @@ class Group:
     # The end, and what is said about it.
 
     def _fail(self, at: float, reason: str) -> None:
-        self.failed = reason if self.change is None else f"{reason}; in flight: {self.change}"
+        under_way = self.recovery or self.change
+        self.failed = reason if under_way is None else f"{reason}; in flight: {under_way}"
         self._tell(at, None, f"failed: {reason}")
-        self.change = None
+        self.change = self.recovery = None
         self._out += self.operations.finish_all(self.membership_epoch, reason)
         refused = self.fences.refuse(full_only=False)
         self._out += [c.RefuseFence(fence_id=name, reason=reason) for name in refused]
@@ -333,7 +353,8 @@ class Group:
 
     def _invalid(self, rank: Rank, event: e.Event) -> InvalidTransition:
         text = f"ep_rank {rank.ep_rank} is {rank.state}, which does not accept {event}"
-        text += f" (in flight: {self.change})" if self.change else " (no change in flight)"
+        under_way = self.recovery or self.change
+        text += f" (in flight: {under_way})" if under_way else " (no change in flight)"
         return InvalidTransition(f"{text}. Its last transitions:\n{self.story(rank.ep_rank)}")
 
     def _in_state(self, state: RankState) -> tuple[int, ...]:

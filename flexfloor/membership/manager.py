@@ -21,7 +21,9 @@ from flexfloor.membership.endpoint import Endpoint
 from flexfloor.membership.errors import MembershipFailed
 from flexfloor.membership.events import Leave, WeightVersion
 from flexfloor.membership.exchange import Exchange
+from flexfloor.membership.lookout import Lookout
 from flexfloor.membership.peers import Peers
+from flexfloor.membership.process_watch import ProcessWatch, this_node
 from flexfloor.membership.state import Membership
 from flexfloor.membership.status import MembershipStatus, OperationResult
 from flexfloor.membership.wakeup import Wakeup
@@ -76,16 +78,25 @@ class Manager:
         self._socket.linger = LINGER_MS
         self._socket.router_mandatory = True
         self._socket.router_handover = True
+        self._processes = ProcessWatch()
+        lookout = Lookout(
+            self._peers,
+            self._processes,
+            node=this_node() if node is None else node,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            on_fence_rank=on_fence_rank,
+        )
         self._exchange = Exchange(
             self._socket,
             membership,
             self._peers,
+            lookout,
             on_routing=on_routing,
             on_fail=on_fail,
             on_status=on_status,
             on_result=on_result,
+            on_abandon=on_abandon,
             clock=clock,
-            heartbeat_timeout_s=heartbeat_timeout_s,
         )
         self._clock = clock
         self._lock = threading.Lock()
@@ -100,6 +111,10 @@ class Manager:
         self._endpoint.bind(self._socket)
         self._thread = threading.Thread(target=self._run, name="flexfloor-manager", daemon=True)
         self._thread.start()
+
+    def stand_down(self) -> None:
+        """The server ends in good order: ranks that go from now on are not lost."""
+        self._exchange.is_ending = True
 
     def close(self) -> None:
         """End the thread. What still waits for an answer gets MembershipFailed."""
@@ -195,6 +210,7 @@ class Manager:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wakeup.fd, zmq.POLLIN)
+        poller.register(self._processes.fd, zmq.POLLIN)
         try:
             while not self._is_over:
                 poller.poll(self._exchange.poll_ms())
@@ -213,6 +229,7 @@ class Manager:
             self._is_over = True
         self._socket.close()
         self._context.term()
+        self._processes.close()
         self._exchange.close()
         for _, future in self._calls:
             if future is not None and future.set_running_or_notify_cancel():

@@ -40,6 +40,8 @@ class HelloMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 class HeartbeatMsg(msgspec.Struct, tag=True, frozen=True):
     loop_age_s: float
     """Since the model's loop was last seen alive."""
+    heard: int = 0
+    """Orders taken, by their numbers."""
 
 
 class DrainFinishedMsg(msgspec.Struct, tag=True, frozen=True):
@@ -110,6 +112,9 @@ class RefusedMsg(msgspec.Struct, tag=True, frozen=True):
 
 class AliveMsg(msgspec.Struct, tag=True, frozen=True):
     """Answer to a heartbeat."""
+
+    heard: int = 0
+    """Reports taken, by their numbers."""
 
 
 class StartDrainMsg(msgspec.Struct, tag=True, frozen=True):
@@ -202,8 +207,7 @@ class StatusMsg(msgspec.Struct, tag=True, frozen=True):
 
 
 ReportMsg = (
-    HeartbeatMsg
-    | DrainFinishedMsg
+    DrainFinishedMsg
     | SwitchedMsg
     | CancelAskedMsg
     | CancelAnsweredMsg
@@ -214,21 +218,28 @@ ReportMsg = (
     | GoodbyeMsg
 )
 """What an agent says after its hello."""
-RequestMsg = ReleaseMsg | RejoinMsg | StatusRequestMsg
-ManagerInMsg = HelloMsg | ClientHelloMsg | ReportMsg | RequestMsg
-OrderMsg = StartDrainMsg | StopDrainMsg | PrepareMsg | CancelMsg | BreakMsg | RecoverMsg | ManagerLostMsg
+WireOrderMsg = StartDrainMsg | StopDrainMsg | PrepareMsg | CancelMsg | BreakMsg | RecoverMsg
+OrderMsg = WireOrderMsg | ManagerLostMsg
 """What the model's loop gets to see."""
-AgentInMsg = (
-    WelcomeMsg
-    | RefusedMsg
-    | AliveMsg
-    | StartDrainMsg
-    | StopDrainMsg
-    | PrepareMsg
-    | CancelMsg
-    | BreakMsg
-    | RecoverMsg
-)
+
+
+class NumberedReportMsg(msgspec.Struct, tag=True, frozen=True):
+    """See Session."""
+
+    number: int
+    heard: int
+    report: ReportMsg
+
+
+class NumberedOrderMsg(msgspec.Struct, tag=True, frozen=True):
+    number: int
+    heard: int
+    order: WireOrderMsg
+
+
+RequestMsg = ReleaseMsg | RejoinMsg | StatusRequestMsg
+ManagerInMsg = HelloMsg | ClientHelloMsg | HeartbeatMsg | NumberedReportMsg | RequestMsg
+AgentInMsg = WelcomeMsg | RefusedMsg | AliveMsg | NumberedOrderMsg
 ClientInMsg = OperationMsg | StatusMsg
 ManagerOutMsg = AgentInMsg | ClientInMsg
 

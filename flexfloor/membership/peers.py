@@ -3,11 +3,12 @@
 import hmac
 import logging
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from flexfloor.membership import messages as m
+from flexfloor.membership.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,11 @@ class AgentPeer:
     is_watched: bool = True
     """Its silence would be a loss."""
     loop_age_s: float = 0.0
+    session: Session = field(default_factory=Session)
+    lost_reason: str = ""
+    """Why it counts as lost, or is being made to end."""
+    lost_at_s: float | None = None
+    """When it counts as lost at the latest; None: nothing is known against it."""
 
     @property
     def ep_rank(self) -> int:
@@ -58,7 +64,12 @@ class Peers:
 
     def add_agent(self, identity: bytes, hello: m.HelloMsg, now_s: float) -> None:
         hello = msgspec.structs.replace(hello, token="")
-        self.agents[hello.ep_rank] = AgentPeer(identity=identity, hello=hello, seen_at_s=now_s)
+        before = self.agents.get(hello.ep_rank)
+        if before is not None and before.hello.incarnation == hello.incarnation:
+            # The same process under another connection: what it has said and heard still counts.
+            before.identity, before.seen_at_s = identity, now_s
+        else:
+            self.agents[hello.ep_rank] = AgentPeer(identity=identity, hello=hello, seen_at_s=now_s)
 
     def mismatch(self, hello: m.HelloMsg) -> str:
         """How this process differs from those that were taken in. Empty: it runs the same code."""

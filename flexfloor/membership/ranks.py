@@ -35,7 +35,7 @@ MOVES: Mapping[RankState, frozenset[RankState]] = {
     RankState.exited: frozenset(),
     RankState.lost: frozenset(),
 }
-"""exited and lost end a life: a new one needs a recovery, which does not exist yet."""
+"""exited and lost end a life. A recovery goes on without the rank; a new life needs a new server."""
 
 MEMBER_STATES = frozenset({RankState.starting, RankState.serving, RankState.draining})
 """A live rank in one of these is in the group."""

@@ -15,6 +15,8 @@ def release_refusal(membership: "Membership", ep_ranks: tuple[int, ...], leave: 
     reason = _unusable(membership, ep_ranks)
     if not ep_ranks:
         reason = "no ep_rank is named"
+    elif membership.recovery is not None:
+        reason = f"ask again when the recovery in flight is over: {membership.recovery}"
     for ep_rank in ep_ranks if not reason else ():
         reason = reason or _release_refusal_of(membership, membership.ranks[ep_rank], leave)
     return reason or _floor_refusal(membership, ep_ranks)
@@ -33,7 +35,7 @@ def rejoin_refusal(membership: "Membership", ep_ranks: tuple[int, ...]) -> str:
 
 def stale_weights(membership: "Membership", ranks: Iterable[Rank]) -> str:
     """Which of the parked ranks missed a weight update. Empty: none did."""
-    now = membership.ranks[membership.members[0]].weight_version
+    now = membership.weight_version
     stale = [rank for rank in ranks if rank.state is RankState.parked and rank.weight_version != now]
     return "; ".join(
         f"ep_rank {rank.ep_rank} holds weight_version {rank.weight_version}, the members hold {now}"

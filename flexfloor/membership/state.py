@@ -5,7 +5,8 @@ Rule 3: state changes only inside `Membership.handle`.
 A release drains its ranks first and then leaves them out of the next group; a rejoin, a wake and a full fence
 bring parked ranks back (ranks.py). One change of the group is in flight at a time (change.py, group.py). What
 arrives meanwhile is remembered and looked at again after every event, in this order: fences, ranks to come
-back, ranks to leave.
+back, ranks to leave. A lost rank ends the change in flight and starts a recovery (recovery.py, losses.py);
+nothing else begins before that is over.
 
 An event is applied, refused with a reason, ignored and logged, or raises InvalidTransition and changes
 nothing.
@@ -14,8 +15,9 @@ nothing.
 from flexfloor.membership import commands as c
 from flexfloor.membership import events as e
 from flexfloor.membership.change import Change, Phase
-from flexfloor.membership.group import Group, InvalidTransition, Outcome, name_of
+from flexfloor.membership.group import InvalidTransition, Outcome, name_of
 from flexfloor.membership.invariants import check_membership
+from flexfloor.membership.losses import Losses
 from flexfloor.membership.ranks import MEMBER_STATES, Rank, RankState
 from flexfloor.membership.requests import rejoin_refusal, release_refusal, stale_weights
 from flexfloor.membership.status import MembershipStatus
@@ -23,7 +25,7 @@ from flexfloor.membership.status import MembershipStatus
 __all__ = ["InvalidTransition", "Membership", "MembershipStatus", "Outcome", "RankState"]
 
 
-class Membership(Group):
+class Membership(Losses):
     """The group and what may happen to it. See Group for the arguments.
 
     Example:
@@ -72,6 +74,12 @@ class Membership(Group):
                 self._take_work(rank, event)
             case e.RankLost():
                 self._lose(rank, event)
+            case e.RankBroke():
+                self._take_broke(rank, event)
+            case e.RankRecovered():
+                self._take_recovered(rank, event)
+            case e.RecoveryFailed():
+                self._take_recovery_failed(rank, event)
             case _:
                 raise TypeError(f"unknown event {event!r}")
 
@@ -138,6 +146,7 @@ class Membership(Group):
             self.ranks[ep_rank].is_wanted = True
 
     def _update_weights(self, event: e.WeightsUpdated) -> None:
+        self.weight_version, self._num_unexplained = event.weight_version, 0
         for ep_rank in self.members:
             self.ranks[ep_rank].weight_version = event.weight_version
         self._tell(event.at, None, f"weight_version {event.weight_version} on members {self.members}")
@@ -169,6 +178,7 @@ class Membership(Group):
             return self._refuse(event, text + f"process ({event.incarnation}) cannot take its place")
         others = {other.weight_version for other in self.ranks if other.incarnation is not None}
         rank.incarnation, rank.weight_version = event.incarnation, event.weight_version
+        self.weight_version = event.weight_version
         self._move(rank, RankState.serving, event.at, name_of(event))
         if others and others != {event.weight_version}:
             text = f"ep_rank {rank.ep_rank} joined with weight_version {event.weight_version}"
@@ -200,19 +210,11 @@ class Membership(Group):
         else:
             self._ignore(event, f"ep_rank {rank.ep_rank} is {rank.state}")
 
-    def _lose(self, rank: Rank, event: e.RankLost) -> None:
-        change = self.change
-        is_gone = (
-            change is not None and rank.ep_rank in change.switched and rank.ep_rank in change.leavers_exit
-        )
-        if rank.state is RankState.exited or is_gone:
-            return self._ignore(event, f"ep_rank {rank.ep_rank} was to exit")
-        self._move(rank, RankState.lost, event.at, name_of(event))
-        self._fail(event.at, f"ep_rank {rank.ep_rank} is lost: {event.reason}")
-
     # The change in flight.
 
     def _take_switched(self, rank: Rank, event: e.RankSwitched) -> None:
+        if self._take_late_switch(rank, event):
+            return
         change = self._current_change(rank, event, event.membership_epoch)
         if change is None:
             return

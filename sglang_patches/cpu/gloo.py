@@ -62,7 +62,8 @@ def share_device() -> None:
 def recorded() -> Iterator[set[Connection]]:
     """The connections of all groups that this thread makes inside."""
     outer = getattr(_recording, "connections", None)
-    _recording.connections = found = set()
+    found: set[Connection] = set()
+    _recording.connections = found
     try:
         yield found
     finally:

@@ -1,4 +1,4 @@
-"""Which errors of the model's thread mean that the group is broken, and not that something else went wrong."""
+"""Which errors of the model's thread mean that the group is broken, not that something else went wrong."""
 
 from torch import distributed as dist
 

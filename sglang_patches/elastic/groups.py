@@ -1,8 +1,9 @@
 """Communication groups per member set, made without torch's naming of groups.
 
 Invariant: a group's key in the store is made of its members, the membership_epoch that first used it and the
-number of the recovery that it came from. Ranks agree on all three, whatever groups each of them made before. (torch names a group by how many groups a rank
-has made so far, so ranks with different histories would look for each other under different names for ever.)
+number of the recovery that it came from. Ranks agree on all three, whatever groups each of them made before.
+(torch names a group by how many groups a rank has made so far, so ranks with different histories would look
+for each other under different names for ever.)
 """
 
 import threading
@@ -152,7 +153,7 @@ _own = threading.local()
 
 
 def _install_new_group() -> None:
-    """Once per process and for good: a thread that was given up may still be inside when the next one begins."""
+    """Once per process and for good: a thread that was given up may be inside when the next one begins."""
     original: Callable[..., Any] = dist.new_group
     if getattr(original, "is_flexfloors", False):
         return

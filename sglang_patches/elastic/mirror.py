@@ -159,8 +159,8 @@ class ExpertMirrors:
                 found, wanted = zlib.crc32(_bytes_of(target)), struct.unpack_from("<I", mirror, checksum)[0]
                 if found != wanted:
                     raise MirrorUnusable(
-                        f"expert {expert} of MoE layer {layer} restored from ep_rank {self._home[expert]}'s host "
-                        f"mirror has checksum {found:08x}, not {wanted:08x}"
+                        f"expert {expert} of MoE layer {layer}, restored from the host mirror of ep_rank "
+                        f"{self._home[expert]}, has checksum {found:08x}, not {wanted:08x}"
                     )
                 num_bytes += size
         return num_bytes
@@ -170,7 +170,7 @@ class ExpertMirrors:
         mirror = self._mirrors.get(home)
         if mirror is None:
             raise MirrorUnusable(
-                f"expert {expert} is mirrored by ep_rank {home} on another host only, and {_host()} cannot read it"
+                f"expert {expert} is mirrored by ep_rank {home} on another host, which this one cannot read"
             )
         _, _, is_whole, name = _HEADER.unpack_from(mirror, 0)
         version = name.rstrip(b"\0").decode("utf-8")
@@ -202,7 +202,7 @@ class ExpertMirrors:
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
 def _write(target: torch.Tensor, data: bytes) -> None:
@@ -212,7 +212,7 @@ def _write(target: torch.Tensor, data: bytes) -> None:
 
 
 def _host() -> str:
-    """This boot of this machine, or of this container's pid namespace: where paths of processes mean the same."""
+    """This boot of this machine and this pid namespace: where paths of processes mean the same."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
     space = "?"

@@ -139,7 +139,8 @@ class Recovery:
             )
         )
         logger.warning(
-            "flexfloor ep_rank=%d recovered generation=%d membership_epoch=%d members=%s stall_ms=%.1f num_bytes=%d",
+            "flexfloor ep_rank=%d recovered generation=%d membership_epoch=%d members=%s stall_ms=%.1f "
+            "num_bytes=%d",
             self._ep_rank,
             order.generation,
             order.membership_epoch,
@@ -182,8 +183,8 @@ class Recovery:
         version = str(order.weight_version)
         if self.weight_version != version:
             raise MirrorUnusable(
-                f"ep_rank {self._ep_rank} holds weight_version {self.weight_version}, and {version} is served: "
-                "a rank was lost during a weight update"
+                f"ep_rank {self._ep_rank} holds weight_version {self.weight_version}, and {version} is "
+                "served: a rank was lost during a weight update"
             )
         rows = to_restore(self._experts.slots, wanted)
         staged = self._experts.stage(wanted)

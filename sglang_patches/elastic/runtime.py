@@ -144,7 +144,7 @@ class ElasticRuntime:
         return None
 
     def forward(self, call: Callable[[], Any], batch: Any, idle_result: Callable[[], Any]) -> Any:
-        """The forward pass of this batch. A pass that was broken writes the same KV again to the same slots."""
+        """The forward pass of this batch. Made again, it writes the same KV to the same slots."""
         while True:
             try:
                 return call()

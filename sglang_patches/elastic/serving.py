@@ -21,7 +21,8 @@ from flexfloor.membership.state import Membership
 from flexfloor.membership.status import MembershipStatus, OperationResult
 from sglang_patches import CONFIG_ENV, plugin_config
 from sglang_patches.elastic import group_store, routing
-from sglang_patches.elastic.topology import num_experts_of
+from sglang_patches.elastic.losses import Losses
+from sglang_patches.elastic.topology import num_experts_of, unsafe_retry
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +63,14 @@ def start(
     tokenizer_manager: Any,
     on_status: Callable[[MembershipStatus], None],
     on_result: Callable[[OperationResult], None],
+    on_abandon: Callable[[int], None],
 ) -> "ServerMembership":
-    """Start the manager. The ranks say hello to it as they become ready; see Manager for the callbacks."""
+    """Start the manager. The ranks say hello to it as they become ready; see Manager for the callbacks.
+
+    `on_abandon` is called on the event loop, the others in the manager's thread.
+    """
     global _current
-    _current = ServerMembership(tokenizer_manager, on_status, on_result)
+    _current = ServerMembership(tokenizer_manager, on_status, on_result, on_abandon)
     return _current
 
 
@@ -81,6 +86,7 @@ class ServerMembership:
         tokenizer_manager: Any,
         on_status: Callable[[MembershipStatus], None] = lambda _status: None,
         on_result: Callable[[OperationResult], None] = lambda _result: None,
+        on_abandon: Callable[[int], None] = lambda _ep_rank: None,
     ) -> None:
         from sglang.srt.runtime_context import get_parallel
 
@@ -89,6 +95,13 @@ class ServerMembership:
         self._num_ranks = get_parallel().tp_size
         self._unsent: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._held: dict[str, str] = {}
+        self._on_abandon = on_abandon
+        self.losses = Losses(tokenizer_manager)
+        problem = unsafe_retry(tokenizer_manager.model_config, config.device)
+        self.recovers = config.recovers and not problem
+        """Whether the other ranks go on when one is lost."""
+        if config.recovers and problem:
+            logger.warning("flexfloor: a lost rank ends the server: %s", problem)
         endpoint = Endpoint.read(Path(config.folder))
         self._store = group_store.host(endpoint)
         """Kept: it ends with the object."""
@@ -97,14 +110,17 @@ class ServerMembership:
             floor=config.floor,
             num_experts=num_experts_of(tokenizer_manager.model_config.hf_text_config),
             prepare_timeout_s=config.prepare_timeout_s,
+            recovers=self.recovers,
         )
         self.manager = Manager(
             endpoint,
             membership,
             on_routing=self._on_routing,
-            on_fail=_end_server,
+            on_fail=self._end_server,
             on_status=on_status,
             on_result=on_result,
+            on_abandon=self._abandon,
+            heartbeat_timeout_s=config.heartbeat_timeout_s,
         )
         self.manager.start()
 
@@ -112,6 +128,14 @@ class ServerMembership:
         """The event loop runs: send the routing that had to wait for it."""
         if self._unsent is not None:
             self._send_routing(*self._unsent)
+
+    def is_rank(self, pid: int) -> bool:
+        """Whether this process is a rank that has said hello: whoever watches it, the manager does too."""
+        return any(hello.pid == pid for hello in self.manager.hellos().values())
+
+    def shut_down(self) -> None:
+        """The server ends in good order, and its ranks with it."""
+        self.manager.stand_down()
 
     @asynccontextmanager
     async def fence(self, request_name: str) -> AsyncIterator[int]:
@@ -161,15 +185,21 @@ class ServerMembership:
         if loop is not None:
             loop.call_soon_threadsafe(self._send_routing, ep_ranks, members)
 
+    def _abandon(self, ep_rank: int) -> None:
+        loop = self._tokenizer_manager.event_loop
+        if loop is not None:
+            loop.call_soon_threadsafe(self._on_abandon, ep_rank)
+
+    def _end_server(self, reason: str) -> None:
+        if self._tokenizer_manager.gracefully_exit:
+            return
+        logger.critical("flexfloor: %s", reason)
+        # SGLang's own way to end: its handler kills the whole process tree.
+        os.kill(os.getpid(), signal.SIGQUIT)
+
     def _send_routing(self, ep_ranks: tuple[int, ...], members: tuple[int, ...]) -> None:
         from sglang.srt.managers.io_struct import ActiveRanksOutput
 
         self._unsent = None
         status = routing.encode(ep_ranks, members, self._num_ranks)
         self._tokenizer_manager.update_active_ranks(ActiveRanksOutput(status=status))
-
-
-def _end_server(reason: str) -> None:
-    logger.critical("flexfloor: %s", reason)
-    # SGLang's own way to end: its handler kills the whole process tree.
-    os.kill(os.getpid(), signal.SIGQUIT)

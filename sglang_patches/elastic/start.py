@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import socket
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
@@ -15,6 +14,7 @@ from flexfloor.experts.placement import ExpertPlacement, canonical
 from flexfloor.membership.agent import AgentLink
 from flexfloor.membership.endpoint import Endpoint
 from flexfloor.membership.messages import HelloMsg
+from flexfloor.membership.process_watch import this_node
 from sglang_patches import CONFIG_ENV, plugin_config
 from sglang_patches.elastic import group_store
 from sglang_patches.elastic.controls import ControlLog
@@ -158,7 +158,7 @@ def _hello(ep_rank: int) -> HelloMsg:
         ep_rank=ep_rank,
         incarnation=secrets.randbits(62),
         pid=os.getpid(),
-        node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        node=this_node(),
         weight_version=weight_version(),
         flexfloor_version=version("flexfloor"),
         sglang_version=version("sglang"),

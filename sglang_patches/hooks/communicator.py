@@ -13,7 +13,7 @@ async def fence_call(original: Callable[..., Any], communicator: Any, request: A
         return await original(communicator, request)
     async with membership.fence(type(request).__name__) as num_ranks:
         communicator.set_fan_out(num_ranks)
-        reply = await original(communicator, request)
+        reply = await membership.losses.answered(original(communicator, request), type(request).__name__)
     version = getattr(request, "weight_version", None) or getattr(request, "new_version", None)
     if all(getattr(answer, "success", True) for answer in reply):
         membership.record_weights(version)

@@ -18,6 +18,8 @@ def take_request(_tokenizer_manager: Any, message: Any) -> None:
     side = server_side.current()
     if side is None:
         return
+    if type(message).__name__ == "ShutdownReq":
+        side.shut_down()
     for request in getattr(message, "batch", (message,)):
         if hasattr(request, "routed_dp_rank"):
             side.take_request(request)
@@ -54,7 +56,9 @@ async def fence_disk_update(original: Callable[..., Any], tokenizer_manager: Any
         return await original(tokenizer_manager, request)
     try:
         async with membership.fence(type(request).__name__):
-            reply = await original(tokenizer_manager, request)
+            reply = await membership.losses.answered(
+                original(tokenizer_manager, request), type(request).__name__
+            )
     except serving.CallRefused as refused:
         return False, str(refused), 0
     if reply[0]:
