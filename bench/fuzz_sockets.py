@@ -20,8 +20,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-_ROOMS = Path(__file__).parents[1] / "tests" / "integration"
-sys.path += [str(_ROOMS / room) for room in ("", "sglang", "elastic", "membership", "safety")]
+sys.path += [
+    str(Path(__file__).parents[1] / "tests" / "integration" / room)
+    for room in ("", "sglang", "elastic", "membership", "safety")
+]
 
 import requests
 from fleet import Fleet

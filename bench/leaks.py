@@ -2,11 +2,11 @@
 
     python bench/leaks.py [--rollouts 200] [--warm-up 20] [--seed 0] [--collectives shm]
 
-Random requests on 4 ranks of one server; each rank leaves when its own are done, and all return before the next
-rollout. Counted per process of the server after the warm-up and at the end: file descriptors, threads, resident
-memory, files of shared memory, and per rank the process groups of torch. `*_growth` is the largest of any
-process. After the server has ended: what it left in /dev/shm and in its folder of temporary files. The last line
-is JSON.
+Random requests on 4 ranks of one server; each rank leaves when its own are done, and all return before the
+next rollout. Counted per process of the server after the warm-up and at the end: file descriptors, threads,
+resident memory, files of shared memory, and per rank the process groups of torch. `*_growth` is the largest
+of any process. After the server has ended: what it left in /dev/shm and in its folder of temporary files. The
+last line is JSON.
 """
 
 import argparse
@@ -19,8 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-_ROOMS = Path(__file__).parents[1] / "tests" / "integration"
-sys.path += [str(_ROOMS / room) for room in ("", "sglang", "elastic")]
+sys.path += [
+    str(Path(__file__).parents[1] / "tests" / "integration" / room) for room in ("", "sglang", "elastic")
+]
 
 import psutil
 from rollouts import compare, make_requests, run_elastic, run_static
