@@ -2,16 +2,17 @@
 
     python bench/chaos.py [--kills 60] [--seed 0] [--folder FOLDER] [OVERRIDE ...]
 
-A small `flexfloor-train` on real SGLang (4 ranks, floor 1) and a real trainer goes through once undisturbed:
-the oracle. A second one is hit: ranks by kill -9 and SIGSTOP while decoding, in prefill, in the gather, in a
-switch, in a recovery, in a weight update, parked, or at any time; the server's main process, a rank of the
-trainer, and the driver, in each phase of a step. `flexfloor-train resume=RUN` follows where the run ends. Ranks
-at named points end by the server's own fault points, whose file is gone when the fault has hit; all others are
-killed from outside, and what was seen of the phase then is in the row. An injection that has not hit is no kill.
+A small `flexfloor-train` on real SGLang (4 ranks, floor 1) and a real trainer goes through once
+undisturbed: the oracle. A second one is hit: ranks by kill -9 and SIGSTOP while decoding, in prefill, in
+the gather, in a switch, in a recovery, in a weight update, parked, or at any time; the server's main
+process, a rank of the trainer, and the driver, in each phase of a step. `flexfloor-train resume=RUN`
+follows where the run ends. Ranks at named points end by the server's own fault points, whose file is gone
+when the fault has hit; all others are killed from outside, and what was seen of the phase then is in the
+row. An injection that has not hit is no kill.
 
-`wrong_tokens`: positions at which a response differs from the oracle's; float32, own seeds. `recovery_s_*`: of
-the membership manager, from the detection of a lost rank to the last survivor in the new group. For other
-classes the table tells seconds from the kill to the next recorded step. The last line is JSON.
+`wrong_tokens`: positions at which a response differs from the oracle's; float32, own seeds. `recovery_s_*`:
+of the membership manager, from the detection of a lost rank to the last survivor in the new group. For
+other classes the table tells seconds from the kill to the next recorded step. The last line is JSON.
 """
 
 import argparse

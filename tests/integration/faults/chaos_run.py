@@ -176,7 +176,7 @@ class ChaosRun:
         hits: Sequence[Hit] = (),
         armed: dict[int, Path] | None = None,
     ) -> None:
-        """Resume a run that has ended. One that stands still for `limit_s` is a hang: it is ended, and goes on."""
+        """Resume a run that has ended. One that stands still for `limit_s` is a hang: it is ended first."""
         moved_at_s, seen = time.monotonic(), -1
         while not is_there():
             for hit in hits:
