@@ -53,6 +53,8 @@ class PluginConfig:
     """Whether the others go on when a rank is lost. `auto`: where safe; `on`: refuse the start where not."""
     heartbeat_timeout_s: float = 60.0
     """A rank that is silent for so long is ended, and then lost."""
+    fault_folder: str = ""
+    """Where files end or stop a rank at a point, see `elastic.fault_points`. For tests only."""
     delays: DelayConfig = field(default_factory=DelayConfig)
     """Random delays in the ranks. For tests only."""
 

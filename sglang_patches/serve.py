@@ -42,6 +42,8 @@ Own flags:
                                      mirrored in host memory for it.
   --flexfloor-heartbeat-timeout-s S  a rank that is silent for so long is ended, and is lost (default 60).
   --flexfloor-delays P,MIN,MAX,SEED  random delays in the ranks, for tests.
+  --flexfloor-fault-folder FOLDER    a file kill-RANK-POINT or stop-RANK-POINT there ends or stops a rank at a
+                                     point, for tests.
 
 With `--device cpu` the flags and variables that SGLang needs on a CPU without AMX are filled in where they
 are not given: plain torch attention and sampling, no CUDA graphs, one group of cores per rank.

@@ -53,6 +53,7 @@ class ServeArgs:
     prepare_timeout_s: float = 120.0
     recovery: str = "auto"
     heartbeat_timeout_s: float = 60.0
+    fault_folder: str = ""
     delays: DelayConfig = field(default_factory=DelayConfig)
 
     @property
@@ -105,6 +106,7 @@ def _membership_args(own: dict[str, str], device: str) -> dict[str, Any]:
         "release": own.pop("--flexfloor-release", "manual"),
         "release_quiet_s": _seconds(own, "--flexfloor-release-quiet", "0.1"),
         "clock": own.pop("--flexfloor-clock", "neutral"),
+        "fault_folder": own.pop("--flexfloor-fault-folder", ""),
         "delays": _delays(own.pop("--flexfloor-delays", "")),
     }
 

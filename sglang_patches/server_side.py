@@ -24,7 +24,7 @@ from sglang_patches.http.metrics import Metrics
 from sglang_patches.http.operations import Operations
 from sglang_patches.http.rollout import Presence
 from sglang_patches.http.rollouts import Rollouts
-from sglang_patches.http.view import events_between, membership_json
+from sglang_patches.http.view import changed_at, events_between, membership_json
 from sglang_patches.plugin_config import PluginConfig
 from sglang_patches.release.control import Group, ReleaseControl
 from sglang_patches.release.rule import ServerRelease
@@ -209,7 +209,7 @@ class ServerSide:
             self._presence.change(status.members, time.monotonic())
             return
         if status.membership_epoch != before.membership_epoch:
-            self._presence.change(status.members, status.last_switches[-1].at)
+            self._presence.change(status.members, changed_at(status))
         for event in events_between(before, status):
             self.events.add(event)
 

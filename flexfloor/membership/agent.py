@@ -14,7 +14,8 @@ from flexfloor.errors import DeadlineExceeded
 from flexfloor.membership import messages as m
 from flexfloor.membership.endpoint import Endpoint
 from flexfloor.membership.errors import MembershipFailed
-from flexfloor.membership.session import Session
+from flexfloor.membership.link_state import LinkState
+from flexfloor.membership.steady_clock import SteadyClock
 from flexfloor.membership.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
@@ -59,13 +60,11 @@ class AgentLink:
         self._lock = threading.Lock()
         self._orders: deque[m.OrderMsg] = deque()
         self._outbox: deque[m.ReportMsg] = deque()
-        self._session = Session()
+        self._clock = SteadyClock(time.monotonic)
         self._orders_wait = Wakeup()
         self._wakeup = Wakeup()
         self._beat_at_s = time.monotonic()
-        self._heard_at_s = self._beat_at_s
         self._is_closing = False
-        self._is_lost = False
         self._welcomed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -166,86 +165,59 @@ class AgentLink:
         socket.linger = LINGER_MS
         socket.sndhwm = 0
         self._endpoint.connect(socket)
-        self._heard_at_s = time.monotonic()
+        state = LinkState(
+            self._hello,
+            self._manager_timeout_s,
+            self._clock(),
+            # Without a high-water mark a DEALER queues while it connects, so this never blocks.
+            say=lambda message: socket.send(m.encode(message)),
+            deliver=self._deliver,
+            on_break=self._break,
+        )
         try:
-            self._serve(socket)
+            self._serve(socket, state)
         finally:
             socket.close()
             context.term()
 
-    def _serve(self, socket: "zmq.Socket[bytes]") -> None:
+    def _serve(self, socket: "zmq.Socket[bytes]", state: LinkState) -> None:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._wakeup.fd, zmq.POLLIN)
-        socket.send(m.encode(self._hello))
-        beats_at_s = time.monotonic() + self._heartbeat_s
+        state.open()
+        beats_at_s = self._clock() + self._heartbeat_s
         while not (self._is_closing and not self._outbox):
-            self._flush(socket)
-            poller.poll(int(1000 * max(0.0, beats_at_s - time.monotonic())) + 1)
+            while self._outbox:
+                state.report(self._outbox.popleft(), self._clock())
+            self._clock.sleeps_until(beats_at_s)
+            poller.poll(int(1000 * max(0.0, beats_at_s - self._clock())) + 1)
+            self._clock.woke()
             self._wakeup.clear()
-            self._receive_all(socket)
-            now_s = time.monotonic()
+            self._receive_all(socket, state)
+            now_s = self._clock()
             if now_s >= beats_at_s:
                 beats_at_s = now_s + self._heartbeat_s
-                self._beat_manager(socket, now_s)
-                self._check_manager(now_s)
+                if silence := state.beat(time.monotonic() - self._beat_at_s, now_s):
+                    state.lose_manager(f"nothing from {self._endpoint.address} {silence}")
 
-    def _flush(self, socket: "zmq.Socket[bytes]") -> None:
-        while self._outbox:
-            # Without a high-water mark a DEALER queues while it connects, so this never blocks.
-            report = self._outbox.popleft()
-            number = self._session.send(report, time.monotonic())
-            socket.send(m.encode(m.NumberedReportMsg(number, self._session.heard, report)))
-
-    def _beat_manager(self, socket: "zmq.Socket[bytes]", now_s: float) -> None:
-        if not self._welcomed.is_set():
-            socket.send(m.encode(self._hello))
-        socket.send(m.encode(m.HeartbeatMsg(now_s - self._beat_at_s, self._session.heard)))
-        for number, report in self._session.due(now_s):
-            socket.send(m.encode(m.NumberedReportMsg(number, self._session.heard, report)))
-
-    def _receive_all(self, socket: "zmq.Socket[bytes]") -> None:
+    def _receive_all(self, socket: "zmq.Socket[bytes]", state: LinkState) -> None:
         while socket.poll(0):
             try:
                 message = m.decode_to_agent(socket.recv_multipart())
             except m.BadFrame as error:
                 logger.error("ep_rank=%d dropped a frame of the manager: %s", self._hello.ep_rank, error)
                 continue
-            self._heard_at_s = time.monotonic()
-            match message:
-                case m.WelcomeMsg():
-                    self._welcomed.set()
-                case m.RefusedMsg():
-                    self._lose_manager(f"the manager refused: {message.reason}")
-                case m.AliveMsg():
-                    self._session.hear(message.heard)
-                case m.NumberedOrderMsg():
-                    self._session.hear(message.heard)
-                    for order in self._session.take(message.number, message.order):
-                        self._take(order)
+            state.take(message, self._clock())
+            if state.is_welcome:
+                self._welcomed.set()
 
-    def _take(self, order: m.WireOrderMsg) -> None:
-        if not isinstance(order, m.BreakMsg):
-            self._deliver(order)
-        elif order.generation > self._generation:
-            self._generation = order.generation
-            self._deliver(order)
-            self._on_break(order.generation, order.lost)
-
-    def _check_manager(self, now_s: float) -> None:
-        silent_s = now_s - self._heard_at_s
-        if silent_s >= self._manager_timeout_s:
-            self._lose_manager(f"nothing from {self._endpoint.address} for {silent_s:.0f} s")
-
-    def _lose_manager(self, reason: str) -> None:
-        if not self._is_lost:
-            self._deliver(m.ManagerLostMsg(reason=reason))
-            self._is_lost = True
-            logger.error("ep_rank=%d manager lost: %s", self._hello.ep_rank, reason)
+    def _break(self, generation: int, lost: tuple[int, ...]) -> None:
+        self._generation = generation
+        self._on_break(generation, lost)
 
     def _deliver(self, order: m.OrderMsg) -> None:
-        if self._is_lost:
-            return
+        if isinstance(order, m.ManagerLostMsg):
+            logger.error("ep_rank=%d manager lost: %s", self._hello.ep_rank, order.reason)
         with self._lock:
             self._orders.append(order)
             self._orders_wait.set()

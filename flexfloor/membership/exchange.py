@@ -6,10 +6,10 @@ Nothing here is thread-safe; `Manager` sees to it that one thread only comes her
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import zmq
@@ -18,11 +18,13 @@ from flexfloor.membership import commands as c
 from flexfloor.membership import events as e
 from flexfloor.membership import messages as m
 from flexfloor.membership.errors import FenceRefused, MembershipFailed
-from flexfloor.membership.events import Leave
+from flexfloor.membership.events import Leave, WeightVersion
 from flexfloor.membership.lookout import Lookout
 from flexfloor.membership.peers import AgentPeer, Peers
 from flexfloor.membership.state import InvalidTransition, Membership, Outcome, RankState
 from flexfloor.membership.status import MembershipStatus, OperationResult
+from flexfloor.membership.steady_clock import SteadyClock
+from flexfloor.membership.wire import Wire
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +36,6 @@ _RECOVERY_EVENTS: dict[type, Callable[..., e.RankEvent]] = {
 
 Waiter = Future[OperationResult] | bytes
 """Of a result: a future of this process, or the identity of a client."""
-
-
-class Wire(Protocol):
-    """A ZeroMQ ROUTER socket, or what plays it."""
-
-    def poll(self, timeout: int = ...) -> int: ...
-    def recv_multipart(self) -> list[bytes]: ...
-    def send_multipart(self, msg_parts: Sequence[bytes], flags: int = ...) -> object: ...
 
 
 class Exchange:
@@ -70,7 +64,7 @@ class Exchange:
         self._on_status = on_status
         self._on_result = on_result
         self._on_abandon = on_abandon
-        self._clock = clock
+        self._clock = SteadyClock(clock)
         self.is_ending = False
         """The server ends: no rank is lost from now on."""
         self._events: deque[e.Event] = deque()
@@ -88,6 +82,8 @@ class Exchange:
 
     def turn(self) -> None:
         """Everything that is due."""
+        if skipped_s := self._clock.woke():
+            logger.warning("the manager stood still for %.1f s, which count for no deadline", skipped_s)
         # Heartbeats that came while this process was stopped must count before the silence does.
         while self._socket.poll(0):
             identity, *frames = self._socket.recv_multipart()
@@ -103,6 +99,7 @@ class Exchange:
         """Until something is due by the clock."""
         watch_s = self._lookout.next_deadline_s() if self._is_watching else None
         deadlines_s = [at_s for at_s in (watch_s, self._membership.next_deadline_s) if at_s is not None]
+        self._clock.sleeps_until(min(deadlines_s, default=None))
         if not deadlines_s:
             return None
         return int(1000 * max(0.0, min(deadlines_s) - self._clock())) + 1
@@ -118,6 +115,12 @@ class Exchange:
     def start_fence(self, fence_id: str, full: bool, future: Future[str]) -> None:
         self._fences[fence_id] = future
         self.feed(e.FenceRequested(fence_id=fence_id, full=full, at=self._clock()))
+
+    def release_fence(self, fence_id: str) -> None:
+        self.feed(e.FenceReleased(fence_id=fence_id, at=self._clock()))
+
+    def update_weights(self, version: WeightVersion) -> None:
+        self.feed(e.WeightsUpdated(weight_version=version, at=self._clock()))
 
     def feed(self, event: e.Event) -> None:
         """Events that come of carrying out commands wait until the commands before them are through."""
@@ -373,7 +376,7 @@ class Exchange:
             future.set_result(fence_id)
         else:
             # Nobody waits for it any more, so nobody would release it.
-            self.feed(e.FenceReleased(fence_id=fence_id, at=self._clock()))
+            self.release_fence(fence_id)
 
     def _order(self, ep_rank: int, order: m.WireOrderMsg) -> None:
         """What cannot be delivered goes out again with a later heartbeat; without one the rank is lost."""

@@ -15,7 +15,6 @@ from typing import Any
 import zmq
 
 from flexfloor.errors import DeadlineExceeded
-from flexfloor.membership import events as e
 from flexfloor.membership import messages as m
 from flexfloor.membership.endpoint import Endpoint
 from flexfloor.membership.errors import MembershipFailed
@@ -98,7 +97,6 @@ class Manager:
             on_abandon=on_abandon,
             clock=clock,
         )
-        self._clock = clock
         self._lock = threading.Lock()
         self._calls: deque[tuple[Callable[[], None], Future[Any] | None]] = deque()
         self._wakeup = Wakeup()
@@ -171,11 +169,11 @@ class Manager:
         return future
 
     def unfence(self, fence_id: str) -> None:
-        self._call(lambda: self._exchange.feed(e.FenceReleased(fence_id=fence_id, at=self._clock())))
+        self._call(lambda: self._exchange.release_fence(fence_id))
 
     def weights_updated(self, version: WeightVersion) -> None:
         """Every member holds these weights now. To be called before the fence of the update is released."""
-        self._call(lambda: self._exchange.feed(e.WeightsUpdated(weight_version=version, at=self._clock())))
+        self._call(lambda: self._exchange.update_weights(version))
 
     def status(self) -> MembershipStatus:
         """As of the last event."""

@@ -26,6 +26,7 @@ from flexfloor.membership.messages import BrokenMsg, RecoveredMsg, RecoverMsg, R
 from sglang_patches.elastic.controls import ControlLog
 from sglang_patches.elastic.expert_slots import ExpertLayers
 from sglang_patches.elastic.failures import is_group_failure
+from sglang_patches.elastic.fault_points import FaultPoints
 from sglang_patches.elastic.groups import GroupBroken, GroupFactory, gather_objects, restamp
 from sglang_patches.elastic.mirror import ExpertMirrors, MirrorUnusable
 from sglang_patches.elastic.parking import ParkedMemory
@@ -57,6 +58,7 @@ class Recovery:
         memory: ParkedMemory,
         mirrors: ExpertMirrors,
         controls: ControlLog,
+        faults: FaultPoints,
         *,
         device: torch.device,
         timeout_s: float,
@@ -70,6 +72,7 @@ class Recovery:
         self._memory = memory
         self._mirrors = mirrors
         self._controls = controls
+        self._faults = faults
         self._device = device
         self._timeout_s = timeout_s
         self.weight_version: str | None = None
@@ -151,6 +154,7 @@ class Recovery:
         return order
 
     def _enter(self, order: RecoverMsg, is_parked: bool) -> int:
+        self._faults.at("recovery")
         self._groups.renew_store()
         is_member = self._ep_rank in order.members
         transfer = self._made(
@@ -171,6 +175,7 @@ class Recovery:
             order, lambda: self._groups.coordinator(members, order.membership_epoch, order.generation)
         )
         num_bytes = self._restore(order)
+        self._faults.at("restored")
         # Also a barrier: nobody decodes before all have their experts.
         reports = gather_objects(coordinator, self._controls.report(was_member=not is_parked))
         self._check(order)

@@ -33,6 +33,7 @@ from sglang_patches.elastic.delays import Delays
 from sglang_patches.elastic.drained import finish_idle_passes, is_drained
 from sglang_patches.elastic.expert_slots import ExpertLayers
 from sglang_patches.elastic.failures import is_group_failure
+from sglang_patches.elastic.fault_points import FaultPoints
 from sglang_patches.elastic.graphs import GraphSets
 from sglang_patches.elastic.groups import restamp
 from sglang_patches.elastic.parking import ParkedMemory
@@ -58,6 +59,7 @@ class ElasticRuntime:
         graphs: GraphSets,
         controls: ControlLog | None = None,
         recovery: Recovery | None = None,
+        faults: FaultPoints | None = None,
     ) -> None:
         self.ep_rank = ep_rank
         self._scheduler = scheduler
@@ -70,6 +72,7 @@ class ElasticRuntime:
         self._graphs = graphs
         self._controls = controls or ControlLog()
         self._recovery = recovery
+        self._faults = faults or FaultPoints("", ep_rank)
         self._is_parked = False
         self._skips_broadcast = False
         self._unsent: list[Any] = []
@@ -124,6 +127,7 @@ class ElasticRuntime:
             work, self._unsent = split(requests)
             return work
         try:
+            self._faults.at("broadcast")
             work, control = split(call(requests))
         except Exception as error:
             work, control = split(requests)
@@ -136,6 +140,7 @@ class ElasticRuntime:
         """The exchange of batch sizes; returns SGLang's batch, or None for a rank that is to park."""
         while not self._must_park:
             try:
+                self._faults.at("gather")
                 return call()
             except Exception as error:
                 self._recover("the exchange of batch sizes", error)
@@ -147,6 +152,7 @@ class ElasticRuntime:
         """The forward pass of this batch. Made again, it writes the same KV to the same slots."""
         while True:
             try:
+                self._faults.at(_phase_of(batch))
                 return call()
             except Exception as error:
                 self._recover("the forward pass", error)
@@ -163,6 +169,7 @@ class ElasticRuntime:
         if begins:
             self._recovery.weights_change()
         try:
+            self._faults.at("update")
             reply = call()
         except Exception as error:
             self._recover("a weight update", error)
@@ -217,6 +224,7 @@ class ElasticRuntime:
     def _switch(self, plan: Plan) -> None:
         started_s = time.perf_counter()
         self._delays.at("switch")
+        self._faults.at("switch")
         stays = self._member.switch(plan)
         self._placement = plan.new_placement
         self._controls.switch(plan.membership_epoch)
@@ -281,6 +289,12 @@ class ElasticRuntime:
                 self._is_parked = False
                 self._switch(plan)
                 return
+
+
+def _phase_of(batch: Any) -> str:
+    if batch.forward_mode.is_idle():
+        return "idle"
+    return "prefill" if batch.forward_mode.is_extend() else "decode"
 
 
 def weight_version() -> str:

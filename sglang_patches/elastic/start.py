@@ -20,6 +20,7 @@ from sglang_patches.elastic import group_store
 from sglang_patches.elastic.controls import ControlLog
 from sglang_patches.elastic.delays import Delays
 from sglang_patches.elastic.expert_slots import ExpertLayers, create_reserved
+from sglang_patches.elastic.fault_points import FaultPoints
 from sglang_patches.elastic.graphs import GraphSets
 from sglang_patches.elastic.groups import GroupFactory, gather_objects, restamp
 from sglang_patches.elastic.mirror import ExpertMirrors
@@ -73,7 +74,7 @@ def create_experts(create: Callable[[int], None], layer: Any, num_own: int) -> N
 def _build(scheduler: Any, config: PluginConfig, placement: ExpertPlacement) -> ElasticRuntime:
     ep_rank, num_ranks = scheduler.tp_group.rank_in_group, scheduler.tp_group.world_size
     model, device = scheduler.tp_worker.model_runner.model, torch.device(scheduler.tp_group.device)
-    recovers = _recovers(scheduler, config)
+    recovers, faults = _recovers(scheduler, config), FaultPoints(config.fault_folder, ep_rank)
     groups = _groups(scheduler, config, own_full_group=recovers)
     full = tuple(range(num_ranks))
     experts = ExpertLayers(
@@ -94,7 +95,7 @@ def _build(scheduler: Any, config: PluginConfig, placement: ExpertPlacement) -> 
         resume_memory=memory.resume,
         weight_version=weight_version,
         moves_dense=memory.loses_dense,
-        delay=Delays(config.delays, ep_rank, "prepare").at,
+        delay=_both(Delays(config.delays, ep_rank, "prepare").at, faults.at),
     )
     controls = ControlLog()
     mirrors = None
@@ -117,6 +118,7 @@ def _build(scheduler: Any, config: PluginConfig, placement: ExpertPlacement) -> 
             memory,
             mirrors,
             controls,
+            faults,
             device=device,
             timeout_s=config.prepare_timeout_s,
         )
@@ -124,8 +126,27 @@ def _build(scheduler: Any, config: PluginConfig, placement: ExpertPlacement) -> 
     link.start()
     delays = Delays(config.delays, ep_rank, "loop")
     return ElasticRuntime(
-        scheduler, ep_rank, link, preparer, experts, memory, placement, delays, graphs, controls, recovery
+        scheduler,
+        ep_rank,
+        link,
+        preparer,
+        experts,
+        memory,
+        placement,
+        delays,
+        graphs,
+        controls,
+        recovery,
+        faults,
     )
+
+
+def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callable[[str], None]:
+    def call(point: str) -> None:
+        first(point)
+        second(point)
+
+    return call
 
 
 def _groups(scheduler: Any, config: PluginConfig, *, own_full_group: bool) -> GroupFactory:

@@ -37,7 +37,10 @@ class Metrics:
         self._occupied_s = Counter("flexfloor:occupied_worker_seconds", "Worker time in the group in them.")
         self._static_s = Counter("flexfloor:static_worker_seconds", "The same if nobody had left.")
         self._tokens = Counter("flexfloor:rollout_response_tokens", "Response tokens of them.")
-        self._seen_epoch = 0
+        self._recoveries = Counter("flexfloor:recoveries", "Losses of ranks that the others went on from.")
+        self._restored_bytes = Counter("flexfloor:restored_bytes", "Expert weights restored in recoveries.")
+        self._recovery_s = Histogram("flexfloor:recovery_seconds", "From a loss to the last rank's return.")
+        self._seen_switch = self._seen_recovery = 0
 
     def take_status(self, status: MembershipStatus) -> None:
         self._epoch.set(status.membership_epoch)
@@ -49,12 +52,18 @@ class Metrics:
             self._states.labels(state=state).set(states.count(state))
         for rank in status.states:
             self._experts.labels(ep_rank=rank).set(status.experts_per_rank.get(rank, 0))
-        if status.membership_epoch != self._seen_epoch:
-            self._seen_epoch = status.membership_epoch
-            switch = status.last_switches[-1]
-            self._switches.inc()
-            self._bytes.inc(switch.num_bytes)
-            self._stalls.observe(switch.stall_s)
+        for switch in status.last_switches[-1:]:
+            if switch.membership_epoch > self._seen_switch:
+                self._seen_switch = switch.membership_epoch
+                self._switches.inc()
+                self._bytes.inc(switch.num_bytes)
+                self._stalls.observe(switch.stall_s)
+        for recovery in status.recoveries[-1:]:
+            if recovery.generation > self._seen_recovery:
+                self._seen_recovery = recovery.generation
+                self._recoveries.inc()
+                self._restored_bytes.inc(recovery.num_bytes)
+                self._recovery_s.observe(recovery.recovery_s)
 
     def take_result(self, result: OperationResult) -> None:
         self._operations.labels(outcome="done" if result.ok else "refused").inc()

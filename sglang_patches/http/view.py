@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flexfloor.membership.status import MembershipStatus, SwitchRecord
+from flexfloor.membership.status import MembershipStatus, RecoveryRecord, SwitchRecord
 
 Event = dict[str, Any]
 
@@ -21,6 +21,9 @@ def membership_json(status: MembershipStatus, *, mode: str, release: str, clock_
         "floor": status.floor,
         "experts_per_rank": {str(rank): count for rank, count in sorted(status.experts_per_rank.items())},
         "last_switches": [_switch_json(switch, clock_zero_s) for switch in status.last_switches],
+        "lost": list(status.lost),
+        "recoveries": [_recovery_json(recovery) for recovery in status.recoveries],
+        "recovering": status.recovering,
         "change": status.change,
         "num_fences": status.num_fences,
         "failed": status.failed,
@@ -31,10 +34,12 @@ def membership_json(status: MembershipStatus, *, mode: str, release: str, clock_
 def events_between(before: MembershipStatus, after: MembershipStatus) -> Iterator[Event]:
     """What a stream of events says of the step from one status to the next, without numbers and times."""
     epoch = after.membership_epoch
-    if epoch != before.membership_epoch:
+    if after.last_switches != before.last_switches:
         switch = _switch_json(after.last_switches[-1], 0.0)
         del switch["at"]
         yield {"type": "switch", **switch}
+    if after.recoveries != before.recoveries:
+        yield {"type": "recovery", **_recovery_json(after.recoveries[-1])}
     for rank, state in sorted(after.states.items()):
         if before.states[rank] != state:
             change = {"from": before.states[rank], "to": state}
@@ -56,6 +61,24 @@ def choose_returners(num_ranks: int, status: MembershipStatus) -> tuple[int, ...
     if num_ranks > len(away):
         raise ValueError(f"num_ranks={num_ranks}: {len(away)} ranks are parked or on their way there")
     return tuple(away[:num_ranks])
+
+
+def changed_at(status: MembershipStatus) -> float:
+    """Manager's clock, seconds, when the epoch in force began: by a switch, or by a recovery."""
+    times = {switch.membership_epoch: switch.at for switch in status.last_switches}
+    times |= {recovery.membership_epoch: recovery.recovered_at for recovery in status.recoveries}
+    return times.get(status.membership_epoch, max(times.values(), default=0.0))
+
+
+def _recovery_json(recovery: RecoveryRecord) -> Event:
+    return {
+        "generation": recovery.generation,
+        "membership_epoch": recovery.membership_epoch,
+        "lost": list(recovery.lost),
+        "members": list(recovery.members),
+        "recovery_s": recovery.recovery_s,
+        "num_bytes": recovery.num_bytes,
+    }
 
 
 def _switch_json(switch: SwitchRecord, clock_zero_s: float) -> Event:

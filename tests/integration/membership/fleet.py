@@ -5,7 +5,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import zmq
@@ -47,6 +47,17 @@ class FakeRank:
     votes: bool = True
     plan: m.PrepareMsg | None = None
     has_asked: bool = False
+    breaks: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    """What the link's thread was told at once."""
+    recovers: bool = True
+
+    @classmethod
+    def of(cls, endpoint: Endpoint, message: m.HelloMsg) -> Self:
+        breaks: list[tuple[int, tuple[int, ...]]] = []
+        link = AgentLink(
+            endpoint.for_peer(), message, heartbeat_s=0.1, on_break=lambda *order: breaks.append(order)
+        )
+        return cls(link, message.ep_rank, breaks=breaks)
 
     def loop_top(self) -> None:
         self.link.beat()
@@ -82,8 +93,30 @@ class FakeRank:
             case m.CancelMsg():
                 is_dropped, self.plan = self.plan is not None, None
                 self.link.send(m.CancelAnsweredMsg(order.membership_epoch, is_dropped))
+            case m.BreakMsg():
+                self.plan = None
+                self.link.send(self.broken(order.generation))
+            case m.RecoverMsg() if self.recovers:
+                self.recover(order)
             case m.ManagerLostMsg():
                 raise AssertionError(order.reason)
+
+    def broken(self, generation: int) -> m.BrokenMsg:
+        return m.BrokenMsg(
+            generation=generation,
+            membership_epoch=self.epoch,
+            slots=(self.ep_rank,) if self.is_member else (),
+            weight_version=0,
+            where="gather",
+        )
+
+    def recover(self, order: m.RecoverMsg) -> None:
+        self.epoch, self.is_member = order.membership_epoch, self.ep_rank in order.members
+        self.is_draining = self.has_reported = False
+        generation, epoch = order.generation, order.membership_epoch
+        self.link.send(
+            m.RecoveredMsg(generation=generation, membership_epoch=epoch, stall_s=0.01, num_bytes=4)
+        )
 
     def _report(self, message: m.ReportMsg, is_so: bool) -> None:
         if is_so and not self.has_reported:
@@ -100,22 +133,27 @@ class Fleet:
         floor: int = 1,
         prepare_timeout_s: float = 60.0,
         heartbeat_timeout_s: float = 60.0,
+        recovers: bool = True,
+        hellos: dict[int, dict[str, object]] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.routings: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         """(ranks that are routed to, members)"""
         self.failures: list[str] = []
-        membership = Membership(ep_size, floor, num_experts=ep_size, prepare_timeout_s=prepare_timeout_s)
+        self.abandoned: list[int] = []
+        membership = Membership(
+            ep_size, floor, num_experts=ep_size, prepare_timeout_s=prepare_timeout_s, recovers=recovers
+        )
         self.manager = Manager(
             endpoint,
             membership,
             on_routing=lambda ranks, members: self.routings.append((ranks, members)),
             on_fail=self.failures.append,
+            on_abandon=self.abandoned.append,
             heartbeat_timeout_s=heartbeat_timeout_s,
         )
         self.ranks = [
-            FakeRank(AgentLink(endpoint.for_peer(), hello(rank), heartbeat_s=0.1), rank)
-            for rank in range(ep_size)
+            FakeRank.of(endpoint, hello(rank, **(hellos or {}).get(rank, {}))) for rank in range(ep_size)
         ]
         self._poller = zmq.Poller()
 

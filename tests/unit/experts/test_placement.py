@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexfloor.experts.placement import ExpertPlacement, Transfer, canonical, rehome, transfers
+from flexfloor.experts.placement import (
+    ExpertPlacement,
+    Transfer,
+    canonical,
+    rehome,
+    repaired,
+    to_restore,
+    transfers,
+)
 from flexfloor.model_memory import max_experts_per_rank
 
 
@@ -211,3 +219,55 @@ def test_sizes_and_loads_that_cannot_be_are_refused() -> None:
 def test_validate_names_what_is_wrong(slots: tuple, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         ExpertPlacement(4, 2, slots).validate()
+
+
+def test_after_a_loss_first_holder_wins_and_orphans_go_to_the_least_loaded() -> None:
+    # Rank 2 died while rank 3 left: rank 0 had switched and holds 6, rank 1 had not.
+    held = {0: (0, 1, 6), 1: (2, 3), 3: (6, 7)}
+    assert dict(repaired(8, 4, held, (0, 1)).slots) == {0: (0, 1, 6, 5), 1: (2, 3, 4, 7)}
+    # Who is a member holds its own block, whoever else has a copy.
+    assert dict(repaired(8, 4, held, (0, 1, 3)).slots) == {0: (0, 1, 4), 1: (2, 3, 5), 3: (6, 7)}
+    # Of two holders of an orphan the first one keeps it.
+    held = {0: (0, 1, None, 4), 1: (2, 3, 4, 5)}
+    assert dict(repaired(8, 4, held, (0, 1)).slots) == {0: (0, 1, 6, 4), 1: (2, 3, 7, 5)}
+
+
+def test_what_a_rank_lacks_after_a_loss() -> None:
+    assert to_restore((0, 1, 6), (0, 1, 6, 5)) == ((3, 5),)
+    assert to_restore((), (2, 3, None, 7)) == ((0, 2), (1, 3), (3, 7))
+    assert to_restore((2, None, 5), (2, 3, 4)) == ((1, 3), (2, 4))
+
+
+@given(data=st.data())
+def test_whatever_the_survivors_say_every_expert_is_served(data) -> None:
+    ep_size, block_size = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 3))
+    num_experts = ep_size * block_size
+    members = data.draw(st.sets(st.integers(0, ep_size - 1), min_size=1))
+    slots = st.lists(st.one_of(st.none(), st.integers(-1, num_experts)), max_size=num_experts)
+    held = data.draw(st.dictionaries(st.integers(0, ep_size - 1), slots))
+    found = repaired(num_experts, ep_size, held, members)
+    found.validate()
+    assert found.members == tuple(sorted(members))
+    for rank in members:
+        wanted = found.experts_on(rank)
+        after = list(held.get(rank, ())) + [None] * num_experts
+        for slot, expert in to_restore(held.get(rank, ()), wanted):
+            after[slot] = expert
+        assert all(expert is None or after[slot] == expert for slot, expert in enumerate(wanted))
+
+
+@given(data=st.data())
+def test_a_placement_in_force_survives_a_loss_with_the_fewest_restored(data) -> None:
+    ep_size, block_size = data.draw(st.integers(2, 6)), data.draw(st.integers(1, 3))
+    before = canonical(ep_size * block_size, ep_size)
+    members = data.draw(st.sets(st.integers(0, ep_size - 1), min_size=2))
+    before = rehome(before, members)
+    left = members - {data.draw(st.sampled_from(sorted(members)))}
+    after = repaired(before.num_experts, ep_size, dict(before.slots), left)
+    after.validate()
+    lost = {expert for rank in members - left for expert in before.experts_on(rank) if expert is not None}
+    restored = [
+        expert for rank in left for _, expert in to_restore(before.experts_on(rank), after.experts_on(rank))
+    ]
+    assert sorted(restored) == sorted(lost)
+    assert max(counts(after)) <= max(*counts(before), max_experts_per_rank(before.num_experts, len(left)))

@@ -8,7 +8,9 @@ from flexfloor.membership.state import Membership
 class GroupDriver:
     """Every event is followed by `validate()`. A rank's incarnation is 100 + ep_rank."""
 
-    def __init__(self, ep_size: int = 4, floor: int = 1, *, joined: bool = True) -> None:
+    def __init__(
+        self, ep_size: int = 4, floor: int = 1, *, joined: bool = True, recovers: bool = True
+    ) -> None:
         self.membership = Membership(
             ep_size,
             floor,
@@ -16,6 +18,9 @@ class GroupDriver:
             prepare_timeout_s=60,
             cancel_timeout_s=30,
             switch_timeout_s=40,
+            recovers=recovers,
+            loss_wait_s=10,
+            recover_timeout_s=100,
         )
         self.now_s = 0.0
         self.num_operations = 0
@@ -74,6 +79,49 @@ class GroupDriver:
 
     def lost(self, ep_rank: int, reason: str = "killed") -> list[c.Command]:
         return self.feed(e.RankLost(**self._life(ep_rank), reason=reason))
+
+    def broke(
+        self,
+        ep_rank: int,
+        *,
+        epoch: int,
+        slots: tuple[int | None, ...] | None = None,
+        version: e.WeightVersion | None = 0,
+        generation: int | None = None,
+    ) -> list[c.Command]:
+        """By itself: what the placement says of it, at the newest generation."""
+        membership = self.membership
+        if slots is None:
+            is_in = ep_rank in membership.placement.members
+            slots = membership.placement.experts_on(ep_rank) if is_in else ()
+        return self.feed(
+            e.RankBroke(
+                **self._life(ep_rank),
+                generation=membership.generation if generation is None else generation,
+                membership_epoch=epoch,
+                slots=slots,
+                weight_version=version,
+                where="gather",
+            )
+        )
+
+    def all_broke(self, *ep_ranks: int, epoch: int) -> list[c.Command]:
+        return [command for rank in ep_ranks for command in self.broke(rank, epoch=epoch)]
+
+    def recovered(self, ep_rank: int, epoch: int, *, generation: int | None = None) -> list[c.Command]:
+        newest = self.membership.generation
+        return self.feed(
+            e.RankRecovered(
+                **self._life(ep_rank),
+                generation=newest if generation is None else generation,
+                membership_epoch=epoch,
+                stall_s=0.5,
+                num_bytes=10,
+            )
+        )
+
+    def all_recovered(self, *ep_ranks: int, epoch: int) -> list[c.Command]:
+        return [command for rank in ep_ranks for command in self.recovered(rank, epoch)]
 
     def fence(self, fence_id: str, *, full: bool = False) -> list[c.Command]:
         return self.feed(e.FenceRequested(fence_id=fence_id, full=full, at=self.tick()))

@@ -11,7 +11,8 @@ EP_SIZE = 3
 UNCOMPARED = ("outcome", "outcome_reason", "_out", "fences", "operations")
 ranks = st.integers(0, EP_SIZE - 1)
 lives = st.fixed_dictionaries({"ep_rank": ranks, "incarnation": st.sampled_from([7, 7, 7, 8])})
-epochs = st.sampled_from([-1, 0, 0, 0, 0, 1])  # from the newest number given to a change
+slots = st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=6).map(tuple)
+epochs = st.sampled_from([-1, 0, 0, 0, 0, 1])  # from the newest number given
 some_ranks = st.lists(ranks, max_size=EP_SIZE).map(tuple)
 names = st.sampled_from("abcdef")
 
@@ -33,12 +34,32 @@ anything = st.one_of(
     of(e.CancelAsked, lives, membership_epoch=epochs),
     of(e.CancelAnswered, lives, membership_epoch=epochs, dropped=st.booleans()),
     of(e.WorkArrived, lives),
+    of(
+        e.RankBroke,
+        lives,
+        generation=epochs,
+        membership_epoch=epochs,
+        slots=slots,
+        weight_version=st.sampled_from([0, 0, 0, 1, None]),
+        where=st.just("gather"),
+    ),
+    of(
+        e.RankRecovered,
+        lives,
+        generation=epochs,
+        membership_epoch=epochs,
+        stall_s=st.just(0.1),
+        num_bytes=st.just(8),
+    ),
     of(e.WeightsUpdated, weight_version=st.integers(0, 1)),
     of(e.FenceRequested, fence_id=names, full=st.booleans()),
     of(e.FenceReleased, fence_id=names),
     of(e.TimePassed),
 )
-rare = of(e.RankLost, lives, reason=st.just("killed"))
+rare = st.one_of(
+    of(e.RankLost, lives, reason=st.just("killed")),
+    of(e.RecoveryFailed, lives, generation=epochs, reason=st.just("no mirror")),
+)
 steps = st.lists(
     st.tuples(st.one_of(*[anything] * 12, rare), st.sampled_from([0.0, 0.1, 1.0, 1.0, 50.0])), max_size=60
 )
@@ -60,6 +81,8 @@ def run(membership: Membership, found) -> None:
     now_s = 0.0
     for (kind, fields), wait_s in found:
         now_s += wait_s
+        if "generation" in fields:
+            fields = {**fields, "generation": membership.generation + fields["generation"]}
         if "membership_epoch" in fields:
             fields = {**fields, "membership_epoch": membership.last_epoch + fields["membership_epoch"]}
         feed(membership, kind(**fields, at=now_s))

@@ -137,8 +137,8 @@ def test_silence_after_a_cancel_or_an_agreement_fails_the_group(is_switching, wa
     assert "ep_rank=1 ReleaseRequested: serving -> draining" in fail.reason
 
 
-def test_lost_rank_fails_the_group_and_everything_is_answered() -> None:
-    group = GroupDriver()
+def test_lost_rank_fails_a_group_that_does_not_recover_and_everything_is_answered() -> None:
+    group = GroupDriver(recovers=False)
     group.release(1)
     group.drained(1)
     group.fence("control")

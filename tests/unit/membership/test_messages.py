@@ -18,6 +18,11 @@ PLAN = m.PrepareMsg(
     membership_epoch=3, old_members=(0, 1, 2, 3), members=(0, 2), leavers_exit=(3,), old_placement=FULL,
     new_placement=rehome(FULL, (0, 2)), mailboxes={0: "box", 3: None},
 )  # fmt: skip
+BROKEN = m.BrokenMsg(generation=1, membership_epoch=3, slots=(0, None), weight_version="v1", where="gather")
+RECOVER = m.RecoverMsg(
+    generation=2, membership_epoch=4, members=(0, 2), placement=PLAN.new_placement, live=(0, 2, 3),
+    weight_version="v1", mailboxes={0: "box"},
+)  # fmt: skip
 STATUS = Membership(4, 1, 8).status()
 
 
@@ -25,11 +30,15 @@ STATUS = Membership(4, 1, 8).status()
     ("decode", "message"),
     [
         (m.decode_from_peer, HELLO),
-        (m.decode_from_peer, m.SwitchedMsg(3, 0.5, 10)),
-        (m.decode_from_peer, m.CancelAnsweredMsg(3, True)),
+        (m.decode_from_peer, m.NumberedReportMsg(1, 0, m.SwitchedMsg(3, 0.5, 10))),
+        (m.decode_from_peer, m.NumberedReportMsg(2, 7, m.CancelAnsweredMsg(3, True))),
+        (m.decode_from_peer, m.NumberedReportMsg(3, 7, BROKEN)),
+        (m.decode_from_peer, m.HeartbeatMsg(0.5, 7)),
         (m.decode_from_peer, m.ReleaseMsg("op", (1, 2), Leave.exit)),
-        (m.decode_to_agent, PLAN),
-        (m.decode_to_agent, m.CancelMsg(3)),
+        (m.decode_to_agent, m.NumberedOrderMsg(1, 2, PLAN)),
+        (m.decode_to_agent, m.NumberedOrderMsg(2, 2, m.CancelMsg(3))),
+        (m.decode_to_agent, m.NumberedOrderMsg(3, 2, m.BreakMsg(generation=1, lost=(1, 2)))),
+        (m.decode_to_agent, m.NumberedOrderMsg(4, 2, RECOVER)),
         (m.decode_to_client, m.StatusMsg(STATUS, 4)),
         (m.decode_to_client, m.OperationMsg("op", False, "why", 2)),
     ],
@@ -50,6 +59,7 @@ def test_messages_come_back_as_they_were(decode, message) -> None:
         ([b"\x91" * 100_000], "invalid"),
         ([m.encode([])], "invalid"),
         ([m.encode(PLAN)], "invalid"),
+        ([m.encode(m.DrainFinishedMsg())], "invalid"),
         (
             [m.encode({"type": "ReleaseMsg", "operation_id": "a", "ep_ranks": [], "leave": "rest"})],
             "invalid",
@@ -71,14 +81,15 @@ def test_bad_frames_have_a_reason(frames, reason) -> None:
 
 def test_peers_speak_after_their_hello_and_for_themselves_only() -> None:
     peers = Peers("secret")
-    report, request = [m.encode(m.DrainFinishedMsg())], [m.encode(m.StatusRequestMsg())]
+    said = m.NumberedReportMsg(1, 0, m.DrainFinishedMsg())
+    report, request = [m.encode(said)], [m.encode(m.StatusRequestMsg())]
     assert peers.admit(b"agent", report) is None
     assert peers.admit(b"agent", [m.encode(msgspec.structs.replace(HELLO, token="guess"))]) is None
     hello = peers.admit(b"agent", [m.encode(HELLO)])
     assert isinstance(hello, m.HelloMsg)
     peers.add_agent(b"agent", hello, 0.0)
     peers.add_client(b"client")
-    assert peers.admit(b"agent", report) == m.DrainFinishedMsg()
+    assert peers.admit(b"agent", report) == said
     assert peers.admit(b"client", request) == m.StatusRequestMsg()
     assert peers.admit(b"agent", request) is None
     assert peers.admit(b"client", report) is None
