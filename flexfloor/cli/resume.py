@@ -20,6 +20,7 @@ CONFIG_FILE = "config.yaml"
 _PREFIX = "resume="
 _MULTIRUN = ("-m", "--multirun")
 _MASK = "***"
+_OPEN = ("rollout.server_args.", "data.task_options.", "data.reward_options.")
 
 
 def with_resume(arguments: Sequence[str]) -> list[str]:
@@ -71,7 +72,9 @@ def _apply(base: DictConfig, override: Override) -> None:
     require(not is_group, key, text, "a resumed run keeps the groups that it was started with", fix)
     fix = f"leave it out. What may change: {SHOWN}"
     problem = "would change what the run draws or learns"
-    require(may_change(key), key, text, problem, fix)
+    # What was masked is given again; that it is the same value as before is the user's word.
+    is_given_again = _is_masked(OmegaConf.select(base, key))
+    require(may_change(key) or is_given_again, key, text, problem, fix)
     OmegaConf.update(base, key, value, force_add=override.is_add())
 
 
@@ -80,6 +83,11 @@ def _refuse_masked(node: DictConfig, prefix: str = "") -> None:
     for name, value in node.items_ex(resolve=False):
         if isinstance(value, DictConfig):
             _refuse_masked(value, f"{prefix}{name!s}.")
-        problem = "was kept secret in the run's config.yaml"
-        is_masked = isinstance(value, str) and value == _MASK
-        require(not is_masked, f"{prefix}{name!s}", _MASK, problem, f"give it again: {prefix}{name!s}=...")
+        key, problem = f"{prefix}{name!s}", "was kept secret in the run's config.yaml"
+        # Hydra takes a new entry of an open group with a plus only.
+        plus = "+" if prefix in _OPEN else ""
+        require(not _is_masked(value), key, _MASK, problem, f"give it again: {plus}{key}=...")
+
+
+def _is_masked(value: object) -> bool:
+    return isinstance(value, str) and _MASK in value

@@ -358,9 +358,11 @@ class _Step:
         }
         if not running:
             return
-        for name, known in running.items():
-            self._append_aborted(name, known, "the step was given up")
-        # The engine may be what failed; the error on its way up matters more than this one.
+        # A full disk or the engine may be what failed; the error on its way up matters more than this one. A
+        # record that is missing here is made up for when the step is resumed.
+        with contextlib.suppress(OSError):
+            for name, known in running.items():
+                self._append_aborted(name, known, "the step was given up")
         with contextlib.suppress(FlexfloorError, TimeoutError):
             async with asyncio.timeout(_CANCEL_TIMEOUT_S):
                 await self.engine.abort()

@@ -150,9 +150,13 @@ class Ledger:
             )
 
     def _write(self, data: bytes) -> None:
-        written = os.write(self._descriptor, data)
-        while written < len(data):
-            written += os.write(self._descriptor, data[written:])
+        """Raises OSError that names the file; what was half written is a torn tail."""
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self._descriptor, data[written:])
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
 def _record(payload: bytes, offset: int, path: Path) -> LedgerRecord:

@@ -108,7 +108,9 @@ def _running(folder: Path, arguments: Sequence[str]) -> Iterator[Job]:
     run_dir, output = folder / "run", folder / "output.txt"
     folder.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, "-m", "flexfloor.cli.train", *arguments]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    # Beside what finds this checkout, should it not be the installed one.
+    search_path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(search_path)}
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Tests that a shell runs in the background inherit this, and the job would not hear Ctrl-C either.
         signal.signal(signal.SIGINT, signal.default_int_handler)

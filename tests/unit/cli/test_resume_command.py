@@ -44,6 +44,15 @@ def test_what_leaves_the_run_the_same_may_change(run_dir: Path) -> None:
     assert config.rollout.server_args == {"chunked-prefill-size": 64, "log-level": "error"}
 
 
+def test_a_secret_that_was_masked_has_to_be_given_again(run_dir: Path) -> None:
+    path = run_dir / "config.yaml"
+    path.write_text(path.read_text().replace("chunked-prefill-size: 64", "api-key: '***'"))
+    with pytest.raises(ConfigError, match=r"give it again: \+rollout.server_args.api-key"):
+        resumed_config(run_dir, [])
+    config = to_train_config(resumed_config(run_dir, ["+rollout.server_args.api-key=known"]))
+    assert config.rollout.server_args == {"api-key": "known"}
+
+
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
