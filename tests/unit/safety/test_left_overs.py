@@ -102,3 +102,13 @@ def test_a_stopped_child_leaves_no_semaphore(tmp_path: Path) -> None:
         name = Path("/dev/shm", f"sem.{text.strip().lstrip('/')}")
         assert name.exists()
     assert not name.exists()
+
+
+def test_drafts_of_killed_processes_go_with_the_next_draft(tmp_path: Path) -> None:
+    dead, used = tmp_path / ".model.a", tmp_path / ".model.b"
+    for folder in (dead, used):
+        folder.mkdir()
+    os.close(left_overs.hold(dead))
+    lock = left_overs.hold(used)
+    assert left_overs.remove_left_folders(tmp_path, prefix=".model.") == [dead]
+    os.close(lock)
