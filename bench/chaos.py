@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path += [str(Path(__file__).parents[1] / "tests" / "integration" / room) for room in ("driver", "faults")]
 
-from chaos_plan import KINDS, plan, quotas
+from chaos_plan import KINDS, again, plan, quotas
 from chaos_run import ChaosRun, Hit
 from job import SMALL, running_job
 from same_run import differences, lost_or_twice
@@ -44,16 +44,19 @@ def main() -> int:
     folder = options.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     print(f"folder: {folder}", file=sys.stderr)
     steps = plan(options.kills, options.seed)
-    # A step at the start in which nothing happens, and one at the end.
-    num_steps = len(steps) + 2
+    # A step at the start in which nothing happens, and some at the end for what has missed.
+    num_steps = 3 + len(steps) + len(steps) // 4
     arguments = [*SMALL, f"num_steps={num_steps}", "save_hf=false", *overrides]
     oracle = _oracle(folder / "oracle", arguments, num_steps)
     with ExitStack() as stack:
         run = ChaosRun(folder / "chaos", arguments, num_steps)
         stack.callback(run.close)
-        for step, injections in enumerate(steps, start=1):
-            for hit in run.step(step, injections):
+        pending = deque(steps)
+        for step in range(1, num_steps - 1):
+            for hit in run.step(step, pending.popleft() if pending else []):
                 print(json.dumps(hit.row()), file=sys.stderr, flush=True)
+                if not hit.has_hit:
+                    pending.append(again(hit.injection, step))
         run.finish()
     found = summary(options, run, oracle, num_steps)
     print(table(run.hits), file=sys.stderr)

@@ -72,33 +72,40 @@ def quotas(num_kills: int) -> dict[Kind, int]:
 def plan(num_kills: int, seed: int) -> list[list[Injection]]:
     """The injections of every rollout step, of one step in order.
 
-    A step loses two ranks at most, so that two are left of four; whoever needs a loss before comes after one.
+    A step loses three ranks at most, so that one is left of four; whoever needs a loss before comes after one.
     """
     generator = random.Random(seed)
     wanted = [kind for kind, number in quotas(num_kills).items() for _ in range(number)]
     ranks = [kind for kind in wanted if kind.victim == "rank"]
     others = [[Injection(kind=kind)] for kind in wanted if kind.victim != "rank"]
     generator.shuffle(ranks)
-    steps = [*_pairs(ranks, generator), *others]
+    steps = [*_together(ranks, generator), *others]
     generator.shuffle(steps)
     return steps
 
 
-def _pairs(kinds: Sequence[Kind], generator: random.Random) -> list[list[Injection]]:
+def again(missed: Injection, seed: int) -> list[Injection]:
+    """A step for an injection that has not hit, with what it needs before it."""
+    generator = random.Random(seed)
+    needs = missed.kind.phase in OTHERS_NEED_A_LOSS
+    return _placed([KINDS[0], missed.kind] if needs else [missed.kind], generator)
+
+
+def _together(kinds: Sequence[Kind], generator: random.Random) -> list[list[Injection]]:
     second = [kind for kind in kinds if kind.phase in OTHERS_NEED_A_LOSS]
     # What breaks the group for sure, and at once.
     first = [kind for kind in kinds if kind.phase in ("decode", "prefill", "gather")]
     rest = [kind for kind in kinds if kind not in second and kind not in first]
-    pairs = []
+    steps = []
     for kind in second:
         opener = first.pop() if first else next(one for one in KINDS if one.phase == "decode")
-        pairs.append([opener, kind])
+        steps.append([opener, kind])
     single = [*first, *rest]
     generator.shuffle(single)
-    # Two at once now and then: the second may be lost before the first one's recovery is over.
+    # Several in one step: the next may be lost before the recovery of the one before is over.
     while single:
-        pairs.append([single.pop() for _ in range(min(len(single), generator.choice((1, 1, 2))))])
-    return [_placed(pair, generator) for pair in pairs]
+        steps.append([single.pop() for _ in range(min(len(single), generator.choice((1, 2, 2, 3))))])
+    return [_placed(step, generator) for step in steps]
 
 
 def _placed(kinds: Sequence[Kind], generator: random.Random) -> list[Injection]:

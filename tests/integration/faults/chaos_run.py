@@ -263,9 +263,10 @@ class ChaosRun:
     def _kill(self, hit: Hit) -> str:
         """Whom it killed; empty: nobody was there."""
         if hit.injection.kind.victim == "driver":
-            with suppress(ProcessLookupError):
+            pid = self._job.process.pid
+            with suppress(psutil.Error, ProcessLookupError):
                 self._end_job()
-            return f"driver pid {self._job.process.pid}"
+            return f"driver pid {pid}"
         for process in self._job.descendants():
             with suppress(psutil.Error, ProcessLookupError):
                 if _is_victim(" ".join(process.cmdline()), process.name(), hit.injection):

@@ -40,7 +40,11 @@ class Stream:
 
     @property
     def is_whole(self) -> bool:
-        return self.finish is not None and self.finish["type"] == "length" and len(self.tokens) == self.num_tokens
+        return (
+            self.finish is not None
+            and self.finish["type"] == "length"
+            and len(self.tokens) == self.num_tokens
+        )
 
     @property
     def lost_rank_message(self) -> str:
@@ -69,7 +73,12 @@ class FaultyServer:
     ) -> "FaultyServer":
         (folder / "faults").mkdir()
         own = ["--flexfloor-membership", "elastic", "--flexfloor-collectives", collectives]
-        own += ["--flexfloor-folder", str(folder / "membership"), "--flexfloor-fault-folder", str(folder / "faults")]
+        own += [
+            "--flexfloor-folder",
+            str(folder / "membership"),
+            "--flexfloor-fault-folder",
+            str(folder / "faults"),
+        ]
         own += ["--flexfloor-recovery", "on", "--flexfloor-heartbeat-timeout-s", str(heartbeat_timeout_s)]
         server = start_server(children, checkpoint, NUM_RANKS, folder / "server.log", [*own, *flags])
         return cls(server, folder, folder / "server.log")
@@ -142,7 +151,12 @@ class Running:
 
     def _read(self, stream: Stream) -> None:
         params = {"max_new_tokens": stream.num_tokens, "ignore_eos": True, "temperature": 0.0}
-        body = {"input_ids": list(stream.prompt), "sampling_params": params, "stream": True, "return_logprob": True}
+        body = {
+            "input_ids": list(stream.prompt),
+            "sampling_params": params,
+            "stream": True,
+            "return_logprob": True,
+        }
         body["routed_dp_rank"] = stream.dp_rank
         try:
             with requests.post(f"{self._url}/generate", json=body, stream=True, timeout=DEADLINE_S) as answer:
@@ -169,16 +183,24 @@ class Running:
             self._changed.notify_all()
 
 
-def make_streams(lengths: Sequence[int], *, seed: int, ranks: Sequence[int] = range(NUM_RANKS)) -> list[Stream]:
+def make_streams(
+    lengths: Sequence[int], *, seed: int, ranks: Sequence[int] = range(NUM_RANKS)
+) -> list[Stream]:
     """For each of the ranks one request of every length; prompts depend on rank, place and seed only."""
     return [
-        Stream(tuple(4 + (seed * 7 + rank * 5 + place * 3 + k * (k + seed)) % 28 for k in range(3 + place)), length, rank)
+        Stream(
+            tuple(4 + (seed * 7 + rank * 5 + place * 3 + k * (k + seed)) % 28 for k in range(3 + place)),
+            length,
+            rank,
+        )
         for rank in ranks
         for place, length in enumerate(lengths)
     ]
 
 
-def again(streams: Sequence[Stream], *, dp_rank: Callable[[Stream], int | None] | None = None) -> list[Stream]:
+def again(
+    streams: Sequence[Stream], *, dp_rank: Callable[[Stream], int | None] | None = None
+) -> list[Stream]:
     """The same requests, not yet sent."""
     return [Stream(s.prompt, s.num_tokens, s.dp_rank if dp_rank is None else dp_rank(s)) for s in streams]
 
