@@ -72,7 +72,7 @@ def quotas(num_kills: int) -> dict[Kind, int]:
 def plan(num_kills: int, seed: int) -> list[list[Injection]]:
     """The injections of every rollout step, of one step in order.
 
-    A step loses three ranks at most, so that one is left of four; whoever needs a loss before comes after one.
+    A step loses three ranks at most, so that one is left of four; what needs a loss comes after one.
     """
     generator = random.Random(seed)
     wanted = [kind for kind, number in quotas(num_kills).items() for _ in range(number)]
