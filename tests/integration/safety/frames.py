@@ -17,11 +17,17 @@ HONEST: tuple[msgspec.Struct, ...] = (
     m.RejoinMsg("y"),
     m.StatusRequestMsg(3),
     m.HeartbeatMsg(0.0),
-    m.DrainFinishedMsg(),
-    m.SwitchedMsg(9, 0.1, 8),
-    m.CancelAskedMsg(4),
-    m.WorkArrivedMsg(),
-    m.GoodbyeMsg("over"),
+    *(
+        m.NumberedReportMsg(1, 0, report)
+        for report in (
+            m.DrainFinishedMsg(),
+            m.SwitchedMsg(9, 0.1, 8),
+            m.CancelAskedMsg(4),
+            m.WorkArrivedMsg(),
+            m.GoodbyeMsg("over"),
+            m.RecoveryFailedMsg(generation=1, reason="x"),
+        )
+    ),
     m.ClientHelloMsg("0" * 64),
 )
 """Well-formed; a manager drops them too, of a peer that has not shown the token."""

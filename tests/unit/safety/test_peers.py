@@ -24,6 +24,6 @@ def test_the_clients_that_spoke_last_are_remembered(monkeypatch: pytest.MonkeyPa
 def test_a_client_gives_no_orders_of_a_rank() -> None:
     book = Peers("secret")
     book.add_client(b"a")
-    assert book.admit(b"a", [m.encode(m.WorkArrivedMsg())]) is None
+    assert book.admit(b"a", [m.encode(m.NumberedReportMsg(1, 0, m.WorkArrivedMsg()))]) is None
     assert book.admit(b"a", [m.encode(m.ClientHelloMsg("Secret"))]) is None
     assert book.num_dropped == {"no_hello": 1, "wrong_token": 1}
