@@ -73,7 +73,8 @@ def bodies(generator: random.Random, honest: Sequence[bytes], limit_bytes: int) 
 
 
 def frames(generator: random.Random, honest: Sequence[bytes], limit_bytes: int) -> Iterator[list[bytes]]:
-    """Mostly one frame, sometimes several."""
+    """One above the limit, then mostly one frame, sometimes several."""
+    yield [bytes(limit_bytes + 1)]
     drawn = bodies(generator, honest, limit_bytes)
     while True:
         number = 1 if generator.random() < 0.85 else generator.randrange(2, 6)
