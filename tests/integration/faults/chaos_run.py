@@ -114,7 +114,7 @@ class ChaosRun:
             "membership.floor=1",
             f"membership.folder={self.folder / 'm'}",
             f"{_heartbeat_key()}={HEARTBEAT_TIMEOUT_S}",
-            f"rollout.server_args.flexfloor-fault-folder={self.faults}",
+            f"+rollout.server_args.flexfloor-fault-folder={self.faults}",
             "rollout.stream_interval_tokens=2",
             "cluster.max_server_restarts=1000",
             "trainer.checkpoint_every_steps=1",
@@ -279,7 +279,7 @@ class ChaosRun:
 def _heartbeat_key() -> str:
     if "heartbeat_timeout_s" in MembershipConfig.__dataclass_fields__:
         return "membership.heartbeat_timeout_s"
-    return "rollout.server_args.flexfloor-heartbeat-timeout-s"
+    return "+rollout.server_args.flexfloor-heartbeat-timeout-s"
 
 
 def _is_point(injection: Injection) -> bool:
