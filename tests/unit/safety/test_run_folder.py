@@ -6,6 +6,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from flexfloor.cli.compose import compose, save_resolved
+from flexfloor.report.run_data import _config
 
 
 def test_no_key_in_the_run_s_folder(tmp_path: Path) -> None:
@@ -25,3 +26,8 @@ def test_no_key_in_the_run_s_folder(tmp_path: Path) -> None:
     texts = [path.read_text() for path in tmp_path.rglob("*.yaml")]
     assert len(texts) == 3
     assert not any("k1" in text for text in texts)
+
+
+def test_a_report_shows_no_key(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 3\nrollout: {server_args: {api-key: k1}}\n")
+    assert _config(tmp_path, []) == {"seed": "3", "rollout.server_args.api-key": "***"}
