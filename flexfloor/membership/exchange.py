@@ -80,10 +80,13 @@ class Exchange:
         """Ready, failed or closed."""
         self.end_reason: str | None = None
 
-    def turn(self) -> None:
-        """Everything that is due."""
+    def woke(self) -> None:
+        """Before anything else after `poll_ms`."""
         if skipped_s := self._clock.woke():
             logger.warning("the manager stood still for %.1f s, which count for no deadline", skipped_s)
+
+    def turn(self) -> None:
+        """Everything that is due."""
         # Heartbeats that came while this process was stopped must count before the silence does.
         while self._socket.poll(0):
             identity, *frames = self._socket.recv_multipart()

@@ -41,7 +41,8 @@ class Group:
     Args:
         floor: fewest ranks that may serve.
         prepare_timeout_s: how long a plan may be out before it is cancelled.
-        cancel_timeout_s: how long the answers to a cancel may take; then the group has failed.
+        cancel_timeout_s: how long the answers to a cancel may take; then a recovery starts, or the group has
+            failed where there is none.
         switch_timeout_s: the same, from agreement (as far as known here) to the last report.
         recovers: whether survivors go on after a loss. False: the group fails with the first one.
         loss_wait_s: how long a rank may be broken before the others are broken with nobody known lost.
@@ -149,11 +150,13 @@ class Group:
         if self.recovery is not None:
             return self._check_recovery(self.recovery, at)
         self._check_deadline(at)
+        if self.failed is not None or self.recovery is not None:
+            return
         leavers = self.change.leavers if self.change is not None else ()
         for ep_rank in self._in_state(RankState.draining):
             if self.ranks[ep_rank].is_wanted and ep_rank not in leavers:
                 self._stop_drain(self.ranks[ep_rank], at, f"ep_rank {ep_rank} rejoined")
-        if self.failed is not None or self.change is not None:
+        if self.change is not None:
             return
         granted = self.fences.grant(is_full=not self._in_state(RankState.parked))
         self._out += [c.GrantFence(fence_id=name) for name in granted]
@@ -169,7 +172,10 @@ class Group:
         if change.phase is Phase.preparing:
             self._cancel(change, at)
         else:
-            self._fail(at, f"a deadline has passed: {change}")
+            self._give_up_waiting(change, at)
+
+    def _give_up_waiting(self, change: Change, at: float) -> None:
+        raise NotImplementedError
 
     def _start_next_change(self, at: float) -> None:
         if self.fences.held or not self.is_ready:

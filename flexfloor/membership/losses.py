@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from flexfloor.experts.placement import repaired
 from flexfloor.membership import commands as c
 from flexfloor.membership import events as e
-from flexfloor.membership.change import braced
+from flexfloor.membership.change import Change, braced
 from flexfloor.membership.group import Group, name_of
 from flexfloor.membership.ranks import MEMBER_STATES, Rank, RankState
 from flexfloor.membership.recovery import NextGroup, Recovery, Step
@@ -18,6 +18,9 @@ from flexfloor.membership.status import RecoveryRecord
 
 MAX_UNEXPLAINED = 3
 """Recoveries in a row with nobody lost, before their cause is given up."""
+
+
+_TOO_EARLY = "not every rank had joined, so there is no group to go on with"
 
 
 class Losses(Group):
@@ -36,7 +39,7 @@ class Losses(Group):
         self._move(rank, RankState.lost, event.at, name_of(event))
         text = f"ep_rank {rank.ep_rank} is lost: {event.reason}"
         if not self.recovers or not was_ready:
-            return self._fail(event.at, text)
+            return self._fail(event.at, text if was_ready else f"{text}; {_TOO_EARLY}")
         self._out.append(c.AbandonRank(ep_rank=rank.ep_rank))
         rank.is_drained = rank.is_wanted = rank.is_woken = False
         for is_release in (True, False):
@@ -59,7 +62,8 @@ class Losses(Group):
         if event.generation > self.generation or not is_known:
             raise self._invalid(rank, event)
         if not self.recovers or not self.is_ready:
-            return self._fail(event.at, f"ep_rank {rank.ep_rank} broke: {event.where}")
+            text = f"ep_rank {rank.ep_rank} broke: {event.where}"
+            return self._fail(event.at, text if self.is_ready else f"{text}; {_TOO_EARLY}")
         recovery = self._hold_recovery(event.at)
         self._tell(event.at, rank.ep_rank, f"ep_rank {rank.ep_rank} broke: {event.where}")
         if recovery.step is not Step.breaking:
@@ -107,12 +111,7 @@ class Losses(Group):
         if at < recovery.deadline_s:
             return
         if recovery.step is Step.suspected:
-            self._num_unexplained += 1
-            if self._num_unexplained > MAX_UNEXPLAINED:
-                return self._fail(
-                    at, f"the group broke {self._num_unexplained} times in a row, nobody is lost"
-                )
-            self._break(recovery, at, f"nobody was lost in {self.loss_wait_s:g} s")
+            self._break_unexplained(recovery, at, f"nobody was lost in {self.loss_wait_s:g} s")
         elif recovery.has_fenced:
             self._fail(at, f"a deadline has passed: {recovery}")
         else:
@@ -120,6 +119,21 @@ class Losses(Group):
             recovery.deadline_s = at + self.recover_timeout_s
             reason = f"no answer in {self.recover_timeout_s:g} s: {recovery}"
             self._out += [c.FenceRank(ep_rank=rank, reason=reason) for rank in recovery.waits_for]
+
+    def _give_up_waiting(self, change: Change, at: float) -> None:
+        """Ranks may wait for a hung one, and only it will not answer the order to break."""
+        reason = f"a deadline has passed: {change}"
+        if self.recovers:
+            self._break_unexplained(self._hold_recovery(at), at, reason)
+        else:
+            self._fail(at, reason)
+
+    def _break_unexplained(self, recovery: Recovery, at: float, why: str) -> None:
+        self._num_unexplained += 1
+        if self._num_unexplained > MAX_UNEXPLAINED:
+            text = f"the group broke {self._num_unexplained} times in a row, nobody is lost"
+            return self._fail(at, f"{text}; {why}")
+        self._break(recovery, at, why)
 
     def _new_recovery(self, at: float) -> Recovery:
         rosters = {self.membership_epoch: self.members}
@@ -258,6 +272,7 @@ class Losses(Group):
             self._let_go(rank, does_exit, at)
             recovery.live = self._live() if recovery.live else ()
             self._out += self.operations.rank_is_through(rank.ep_rank, membership_epoch, is_release=True)
+        self.members = self._with_members_by_state()
 
     def _end_drains(self, recovery: Recovery, at: float) -> None:
         """The ranks need no order: the recovery itself ends their drains."""

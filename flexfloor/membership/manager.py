@@ -214,6 +214,7 @@ class Manager:
         try:
             while not self._is_over:
                 poller.poll(self._exchange.poll_ms())
+                self._exchange.woke()
                 self._wakeup.clear()
                 while self._calls:
                     self._calls.popleft()[0]()

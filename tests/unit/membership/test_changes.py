@@ -120,8 +120,10 @@ def test_rejoin_that_never_comes_to_an_agreement_fails_the_group() -> None:
     ("is_switching", "wait_s", "text"),
     [(False, 30, "cancelling, waits for {0,1}"), (True, 40, "agreed, waits for {0}")],
 )
-def test_silence_after_a_cancel_or_an_agreement_fails_the_group(is_switching, wait_s, text) -> None:
-    group = GroupDriver(2)
+def test_silence_after_a_cancel_or_an_agreement_fails_a_group_that_does_not_recover(
+    is_switching, wait_s, text
+) -> None:
+    group = GroupDriver(2, recovers=False)
     group.release(1)
     group.drained(1)
     if is_switching:

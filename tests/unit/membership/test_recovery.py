@@ -320,3 +320,18 @@ def test_what_a_rank_cannot_say_raises(say) -> None:
     with pytest.raises(InvalidTransition):
         say(group)
     group.membership.validate()
+
+
+def test_silence_after_a_cancel_breaks_the_group_and_only_the_hung_rank_is_fenced() -> None:
+    group = GroupDriver(3)
+    group.release(2)
+    group.drained(2)
+    assert kinds(group.wait(60)) == ["Cancel"]
+    (broken,) = group.wait(30)
+    assert (broken.ep_ranks, broken.lost) == ((0, 1, 2), ())
+    group.all_broke(0, 2, epoch=0)
+    (fence,) = group.wait(100)
+    assert fence.ep_rank == 1
+    group.lost(1)
+    *done, recover = group.all_broke(0, 2, epoch=0)
+    assert (recover.members, done[0].ok) == ((0, 2), False)
