@@ -110,7 +110,7 @@ def _killed(
         "responses_lost": lost,
         "responses_duplicated": twice,
         "resume_s": round(time.monotonic() - started_s, 1),
-        "story": [line for line in job.text.splitlines() if line.startswith(("resume:", "step "))][-40:][:3],
+        "story": [line for line in job.text.splitlines() if line.startswith("resume:")],
     }
 
 

@@ -21,6 +21,7 @@ from flexfloor.driver.checkpoints import Checkpoint, Checkpoints
 from flexfloor.driver.recorded import cut_metrics
 from flexfloor.driver.scheduling import run_id
 from flexfloor.errors import ConfigError
+from flexfloor.report.metrics import METRICS_FILE, whole_records
 
 logger = logging.getLogger(__name__)
 
@@ -112,8 +113,11 @@ def _identity(run_dir: Path) -> str:
 
 def _check(config: TrainConfig, found: Checkpoint | None) -> None:
     done = 0 if found is None else found.state.step
+    if not config.save_hf or (Path(config.run_dir) / "hf").exists():
+        done = max(done, len(whole_records(Path(config.run_dir) / METRICS_FILE)))
+    problem = f"the run has done {done} steps"
     fix = "set num_steps to more to train on"
-    require(done < config.num_steps, "num_steps", config.num_steps, f"the run has done {done} steps", fix)
+    require(done < config.num_steps, "num_steps", config.num_steps, problem, fix)
     if found is None:
         return
     problem = f"{found.path} was made with other values in config.yaml than stand there now"
@@ -122,7 +126,7 @@ def _check(config: TrainConfig, found: Checkpoint | None) -> None:
 
 
 def _tell_damage(problem: str, say: Callable[[str], None]) -> None:
-    logger.error("event=damaged_checkpoint %s", problem)
+    logger.info("event=damaged_checkpoint %s", problem)
     say(f"resume: DAMAGED CHECKPOINT, passed over for the one before it: {problem}")
 
 

@@ -181,7 +181,7 @@ class RolloutPhase:
             weight_checksum=weight_checksum,
         )
         if story:
-            logger.warning("event=recorded_step rollout_step=%d %s", rollout_step, story)
+            logger.info("event=recorded_step rollout_step=%d %s", rollout_step, story)
             self._console.say(f"step {rollout_step + 1}: {story}")
         return state
 

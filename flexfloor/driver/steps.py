@@ -228,7 +228,7 @@ class Run:
         limit = self._config.cluster.max_server_restarts
         if self._num_deaths > limit:
             raise error
-        logger.error("event=server_ended restart=%d of %d %s", self._num_deaths, limit, error)
+        logger.info("event=server_ended restart=%d of %d %s", self._num_deaths, limit, error)
         self._console.say(
             f"the server has ended; starting it anew ({self._num_deaths} of {limit}). Its last lines are in "
             f"{Path(self._config.run_dir) / 'logs' / 'server.log'}"

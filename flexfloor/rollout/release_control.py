@@ -88,8 +88,8 @@ class ReleaseControl:
     _order: _Order | None = None
     _generated: dict[str, int] = field(default_factory=dict)
     """Tokens by response_id when the policy was last asked."""
-    _drained: frozenset[int] | None = None
-    """Members without responses then."""
+    _seen: tuple[frozenset[int], frozenset[int]] | None = None
+    """Members without responses then, and ranks that were lost."""
 
     async def watch(self, step: StepControl) -> None:
         """Ask and order while the step runs, until cancelled."""
@@ -181,7 +181,7 @@ class ReleaseControl:
         )
 
     def _is_news(self, unfinished: Sequence[UnfinishedResponse]) -> bool:
-        """A member has drained, or the running responses have grown by the interval."""
+        """A member has drained or died, or the running responses have grown by the interval."""
         if any(self.placement.inflight[rank] for rank in self.placement.lost):
             # Their responses are about to come back, and to go elsewhere.
             return False
@@ -191,9 +191,10 @@ class ReleaseControl:
         drained = frozenset(rank for rank in self._members() if not self.placement.inflight[rank])
         generated = {response.response_id: response.generated_tokens for response in unfinished}
         grown = max(count - self._generated.get(name, 0) for name, count in generated.items())
-        if self._drained == drained and grown < self.decision_interval_tokens:
+        seen = (drained, self.placement.lost)
+        if self._seen == seen and grown < self.decision_interval_tokens:
             return False
-        self._drained, self._generated = drained, generated
+        self._seen, self._generated = seen, generated
         return True
 
     def _view(self, unfinished: Sequence[UnfinishedResponse]) -> GroupView:

@@ -11,8 +11,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from flexfloor.cli.compose import compose, to_train_config
+from flexfloor.cli.compose import compose, save_resolved, to_train_config
 from flexfloor.cli.refusals import USER_ERRORS, explain
+from flexfloor.cli.resume import resumed_config
 from flexfloor.config.rules import validate
 from flexfloor.iterations import StepIterations
 from flexfloor.membership.ranks import MOVES
@@ -43,11 +44,19 @@ def test_there_are_refusals_to_check() -> None:
     assert len(REFUSALS) >= 6
 
 
+def start(overrides: list[str], folder: Path) -> None:
+    """As flexfloor-train does; `folder` stands for the run that is gone on with."""
+    if overrides[0].startswith("resume="):
+        save_resolved(compose(["experiment=quickstart", "run_dir=unused"]), str(folder))
+        resumed_config(folder, overrides)
+    validate(to_train_config(compose([*overrides, "run_dir=unused"])), check_files=False)
+
+
 @pytest.mark.parametrize(("page", "command", "shown"), REFUSALS)
-def test_a_refusal_is_what_is_printed(page: str, command: str, shown: str) -> None:
+def test_a_refusal_is_what_is_printed(page: str, command: str, shown: str, tmp_path: Path) -> None:
     overrides = shlex.split(command)
     with pytest.raises(USER_ERRORS) as refused:
-        validate(to_train_config(compose([*overrides, "run_dir=unused"])), check_files=False)
+        start(overrides, tmp_path)
     assert explain(refused.value, overrides) == shown, page
 
 

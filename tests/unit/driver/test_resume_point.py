@@ -98,6 +98,11 @@ def test_what_would_be_another_run_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 3, config)
     with pytest.raises(ConfigError, match="num_steps=3: the run has done 3 steps"):
         run_start(config_of(tmp_path, "num_steps=3"), lambda text: None)
+    # Trained to the end since that checkpoint.
+    records(tmp_path, range(4))
+    with pytest.raises(ConfigError, match="num_steps=4: the run has done 4 steps"):
+        run_start(config_of(tmp_path, "num_steps=4", "save_hf=false"), lambda text: None)
+    assert len(read_metrics(tmp_path)) == 4
     with pytest.raises(ConfigError, match="other values in config"):
         run_start(config_of(tmp_path, "trainer.learning_rate=1.0"), lambda text: None)
 

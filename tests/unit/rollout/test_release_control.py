@@ -14,6 +14,7 @@ from flexfloor.rollout import release_control
 from flexfloor.rollout.control import StepControl, UnfinishedResponse
 from flexfloor.rollout.release_control import ReleaseControl
 from flexfloor.rollout.step_time import ModelledTime
+from flexfloor.schedule_record import Absence
 from flexfloor.scheduling.clocks import NeutralClock
 from flexfloor.scheduling.decision import GroupView, Move, ReleaseDecision, ReleasePolicy
 from flexfloor.scheduling.lengths import LengthPrediction
@@ -30,6 +31,7 @@ class FakeClient:
         self.leaves: list[str] = []
         self.results: list[OperationResult] = []
         self.refusal = ""
+        self.lost: tuple[int, ...] = ()
 
     def submit_release(self, ep_ranks: Sequence[int], leave: str) -> str:
         self.asked.append(tuple(ep_ranks))
@@ -45,7 +47,7 @@ class FakeClient:
         return _result("rejoin", self.refusal)
 
     def status(self) -> SimpleNamespace:
-        return SimpleNamespace(last_counters={2: {"num_iterations": 7}}, lost=())
+        return SimpleNamespace(last_counters={2: {"num_iterations": 7}}, lost=self.lost)
 
     def poll(self) -> list[OperationResult]:
         results, self.results = self.results, []
@@ -350,3 +352,28 @@ def test_watching_looks_until_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -
         assert task.cancelled()
 
     asyncio.run(asyncio.wait_for(watch(), 10))
+
+
+def test_a_rank_that_died_is_away_for_good_and_the_policy_is_asked_when_its_responses_have_left_it() -> None:
+    step = Step()
+    step.look()
+    step.placement.lose(2)
+    step.look()
+    assert len(step.policy.views) == 1
+    # Its response goes on on rank 0.
+    step.finish("r2")
+    step.responses["r2"] = step._response("r2", step.placement.submit("r2"))
+    step.look()
+    assert step.policy.views[-1].members == (0, 1, 3)
+    assert [len(rank) for rank in step.policy.views[-1].responses] == [2, 1, 0, 1]
+    assert step.releases.absences(100.0) == (Absence(dp_rank=2, from_s=2.0, to_s=None),)
+
+
+def test_the_manager_tells_of_a_death_that_no_response_told_of() -> None:
+    use = Upper()
+    step = Step(use=use)
+    step.client.lost = (1,)
+    asyncio.run(step.releases.rejoin())
+    assert step.placement.lost == {1}
+    assert step.releases.left_at_s.keys() == {1}
+    assert use.told == [("recall", ())]
