@@ -257,7 +257,9 @@ class ChaosRun:
         raise AssertionError(hit.injection)
 
     def _num_updates(self) -> tuple[int, int]:
-        log = (self.run_dir / "logs" / "server.log").read_text(errors="replace")
+        """Begun and ended, of the server that was started last."""
+        text = (self.run_dir / "logs" / "server.log").read_text(errors="replace")
+        log = text.rpartition("server_args=")[2]
         return log.count("POST /begin_weight_update"), log.count("POST /end_weight_update")
 
     def _kill(self, hit: Hit) -> str:
