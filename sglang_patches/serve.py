@@ -134,6 +134,7 @@ def hold_folder(args: ServeArgs) -> None:
     """
     folder = folder_of(args)
     if not args.folder:
+        _own(folder.parent)
         left_overs.remove_left_folders(folder.parent)
     left_overs.remove_left_shared_memory()
     try:
@@ -145,6 +146,15 @@ def hold_folder(args: ServeArgs) -> None:
         raise SystemExit(f"flexfloor-serve: --flexfloor-folder={folder}: {reason}") from error
     except OSError as error:
         raise SystemExit(f"flexfloor-serve: --flexfloor-folder={folder}: {error}") from error
+
+
+def _own(folder: Path) -> None:
+    """Its name is no secret: in /tmp another user could have made it first, and would rule what lies in it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        reason = f"{folder} belongs to somebody else. Fix: set --flexfloor-folder"
+        raise SystemExit(f"flexfloor-serve: {reason}")
+    folder.chmod(0o700)
 
 
 def warn_of_open_server(sglang_flags: Sequence[str]) -> None:

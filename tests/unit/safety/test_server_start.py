@@ -2,6 +2,7 @@
 
 import logging
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,3 +58,14 @@ def test_keys_stay_out_of_the_server_s_log(caplog: pytest.LogCaptureFixture) -> 
     with caplog.at_level(logging.INFO):
         logging.getLogger(masked_logs.LOGGERS[0]).info("server_args={'api_key': 'k1', 'port': %d}", 3)
     assert caplog.messages == ["server_args={'api_key': ***, 'port': 3}"]
+
+
+def test_the_folder_above_is_ours_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    (tmp_path / "runtime").mkdir(mode=0o755)
+    serve.hold_folder(parse(FLAGS))
+    assert stat.S_IMODE((tmp_path / "runtime").stat().st_mode) == 0o700
+    owner = tmp_path.stat().st_uid
+    monkeypatch.setattr("os.getuid", lambda: owner + 1)
+    with pytest.raises(SystemExit, match=r"runtime belongs to somebody else. Fix: set --flexfloor-folder"):
+        serve.hold_folder(parse(FLAGS))
