@@ -149,12 +149,14 @@ def hold_folder(args: ServeArgs) -> None:
 
 
 def _own(folder: Path) -> None:
-    """Its name is no secret: in /tmp another user could have made it first, and would rule what lies in it."""
+    """Its name is no secret: in /tmp another user could have made it first, and would rule what is in it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         reason = f"{folder} belongs to somebody else. Fix: set --flexfloor-folder"
         raise SystemExit(f"flexfloor-serve: {reason}")
-    folder.chmod(0o700)
+    if folder.name == f"flexfloor-{os.getuid()}":
+        # An earlier version left it readable; anything else is the user's to set.
+        folder.chmod(0o700)
 
 
 def warn_of_open_server(sglang_flags: Sequence[str]) -> None:

@@ -61,11 +61,12 @@ def test_keys_stay_out_of_the_server_s_log(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_the_folder_above_is_ours_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
-    (tmp_path / "runtime").mkdir(mode=0o755)
-    serve.hold_folder(parse(FLAGS))
-    assert stat.S_IMODE((tmp_path / "runtime").stat().st_mode) == 0o700
     owner = tmp_path.stat().st_uid
+    for name, mode in ((f"flexfloor-{owner}", 0o700), ("runtime", 0o755)):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / name))
+        (tmp_path / name).mkdir(mode=0o755)
+        serve.hold_folder(parse(FLAGS))
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == mode
     monkeypatch.setattr("os.getuid", lambda: owner + 1)
     with pytest.raises(SystemExit, match=r"runtime belongs to somebody else. Fix: set --flexfloor-folder"):
         serve.hold_folder(parse(FLAGS))
