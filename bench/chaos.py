@@ -17,6 +17,7 @@ other classes the table tells seconds from the kill to the next recorded step. T
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -41,6 +42,8 @@ ORACLE_STEP_LIMIT_S = 300.0
 
 def main() -> int:
     options, overrides = _parser().parse_known_args()
+    # The job runs in a session of its own and would outlive this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder = options.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     print(f"folder: {folder}", file=sys.stderr)
     steps = plan(options.kills, options.seed)
