@@ -22,7 +22,11 @@ logger = logging.getLogger(__name__)
 
 MANAGER_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
+LAST_WORDS_S = 2.0
+"""How long a link that closes waits for the manager to have heard its last report."""
 LINGER_MS = 1000
+ANSWER_S = 0.2
+"""How soon a closing link asks again."""
 
 
 class AgentLink:
@@ -186,9 +190,8 @@ class AgentLink:
         poller.register(self._wakeup.fd, zmq.POLLIN)
         state.open()
         beats_at_s = self._clock() + self._heartbeat_s
-        while not (self._is_closing and not self._outbox):
-            while self._outbox:
-                state.report(self._outbox.popleft(), self._clock())
+        while not self._is_closing:
+            self._say_all(state)
             self._clock.sleeps_until(beats_at_s)
             poller.poll(int(1000 * max(0.0, beats_at_s - self._clock())) + 1)
             self._clock.woke()
@@ -199,6 +202,24 @@ class AgentLink:
                 beats_at_s = now_s + self._heartbeat_s
                 if silence := state.beat(time.monotonic() - self._beat_at_s, now_s):
                     state.lose_manager(f"nothing from {self._endpoint.address} {silence}")
+
+        self._close(socket, state)
+
+    def _say_all(self, state: LinkState) -> None:
+        while self._outbox:
+            state.report(self._outbox.popleft(), self._clock())
+
+    def _close(self, socket: "zmq.Socket[bytes]", state: LinkState) -> None:
+        """The process may end next, and then nobody would say again what was not heard."""
+        self._say_all(state)
+        end_s = time.monotonic() + LAST_WORDS_S
+        while state.is_welcome and not state.is_all_heard and not state.lost_reason:
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                return
+            state.beat(0.0, self._clock())
+            socket.poll(int(1000 * min(left_s, ANSWER_S)) + 1)
+            self._receive_all(socket, state)
 
     def _receive_all(self, socket: "zmq.Socket[bytes]", state: LinkState) -> None:
         while socket.poll(0):

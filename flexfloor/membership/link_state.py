@@ -35,6 +35,11 @@ class LinkState:
         """Why no manager gives orders any more; empty: one does."""
         self.generation = 0
 
+    @property
+    def is_all_heard(self) -> bool:
+        """The manager has every report."""
+        return self._session.is_all_heard
+
     def open(self) -> None:
         self._say(self._hello)
 

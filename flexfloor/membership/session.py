@@ -50,6 +50,10 @@ class Session:
         while self._unheard and self._unheard[0][0] <= heard:
             self._unheard.popleft()
 
+    @property
+    def is_all_heard(self) -> bool:
+        return not self._unheard
+
     def due(self, at: float) -> list[tuple[int, Any]]:
         """(number, message) to send again."""
         found = []

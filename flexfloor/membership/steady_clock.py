@@ -15,7 +15,8 @@ class SteadyClock:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._planned_s: float | None = None
+        self._slept: tuple[float, float] | None = None
+        """Since when, and until when."""
         self.skipped_s = 0.0
 
     def __call__(self) -> float:
@@ -23,15 +24,14 @@ class SteadyClock:
 
     def sleeps_until(self, at_s: float | None) -> None:
         """On this clock. None: for ever."""
-        self._planned_s = at_s
+        self._slept = None if at_s is None else (self(), at_s)
 
     def woke(self) -> float:
         """How much was skipped now."""
-        planned_s, self._planned_s = self._planned_s, None
-        if planned_s is None:
+        slept, self._slept = self._slept, None
+        if slept is None or self() - slept[1] <= LATE_S:
             return 0.0
-        late_s = self() - planned_s
-        if late_s <= LATE_S:
-            return 0.0
-        self.skipped_s += late_s
-        return late_s
+        # How much of the sleep was real cannot be told, so none of it counts.
+        skipped_s = self() - slept[0]
+        self.skipped_s += skipped_s
+        return skipped_s

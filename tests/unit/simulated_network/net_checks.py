@@ -20,6 +20,7 @@ INVARIANTS = {
     "newest_group": "no live rank iterates in an epoch older than another live rank's",
     "one_rank_per_response": "a rank that counts as live holds the responses only that are its own",
     "response_once": "no response ends twice",
+    "quiet": "no group breaks and no rank is lost for lost, late or repeated messages or for a clock alone",
     "protocol": "no rank says what it cannot say",
     "legitimate_end": "the group fails below the floor, in a weight update and before it is whole only",
     "progress": "when the faults stop, every request, operation and change ends",
@@ -69,6 +70,8 @@ class Checks:
         self._epochs[server.number] = membership.membership_epoch
         text = f"from {before} to {membership.membership_epoch}"
         self.that("epoch_grows", membership.membership_epoch >= before, text)
+        is_quiet = membership.generation == 0 and membership.recovery is None
+        self.that("quiet", self._world.is_severe or is_quiet, membership.story())
         for peer in server.peers.agents.values():
             is_wrong = "does not accept" in peer.lost_reason
             self.that("protocol", not is_wrong, peer.lost_reason)
@@ -100,5 +103,5 @@ class Checks:
         return rank.server.membership.ranks[rank.ep_rank].state is not RankState.lost
 
     def ended(self, reason: str) -> None:
-        is_legitimate = any(text in reason for text in LEGITIMATE)
+        is_legitimate = self._world.is_severe and any(text in reason for text in LEGITIMATE)
         self.that("legitimate_end", is_legitimate, reason)

@@ -52,11 +52,12 @@ class Clients:
     def _arrive(self, response: int, rank: SimRank) -> None:
         if self.owners[response] is not rank:
             return
-        if rank.is_alive and rank.place != "exiting":
+        if str(rank.server.membership.ranks[rank.ep_rank].state) in ("exited", "lost"):
+            # The server ends it at once.
+            self._world.at(0.5, lambda: self._continue(response, rank))
+        elif rank.is_alive and rank.place != "exiting":
             rank.requests.append(response)
             rank.wake()
-        elif str(rank.server.membership.ranks[rank.ep_rank].state) in ("exited", "lost"):
-            self._world.at(0.1, lambda: self._continue(response, rank))
         else:
             # Nobody knows yet that the process is gone: it lies in the socket until then.
             self._world.at(0.5, lambda: self._arrive(response, rank))

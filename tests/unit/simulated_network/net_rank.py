@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ITERATION_S = 0.4
 HEARTBEAT_S = 1.5
 MANAGER_TIMEOUT_S = 15.0
+LAST_WORDS_S = 6.0
 
 
 @dataclass
@@ -212,11 +213,18 @@ class SimRank:
         self._move_on("parked")
         self.has_told_work = False
         if self.ep_rank in plan.order.leavers_exit:
-            self.turn += 1
-            self.place = "exiting"
-            self.world.at(self.world.rng.uniform(0.01, 0.3), self.die)
+            self._move_on("exiting")
+            self._exit(self.world.now_s + LAST_WORDS_S)
         else:
             self._soon(self.parked)
+
+    def _exit(self, end_s: float) -> None:
+        """As AgentLink.close does."""
+        if self.link.is_all_heard or self.world.now_s >= end_s:
+            return self.die()
+        if not self.is_stopped:
+            self.link.beat(0.0, self.clock())
+        self._soon(lambda: self._exit(end_s), 0.2)
 
     def parked(self) -> None:
         self.turn += 1

@@ -15,6 +15,13 @@ class Step:
     kind: str
     args: tuple[Any, ...] = ()
 
+    @property
+    def is_severe(self) -> bool:
+        """It may cost a rank. Without such a step nothing may break."""
+        if self.kind in ("partition", "manager_stop"):
+            return bool(self.args[-1] > 2)
+        return self.kind in ("kill", "kill_in_recovery", "stop", "glitch", "server_restart")
+
     def __str__(self) -> str:
         return f"t={self.at_s:6.2f}  {self.kind}{self.args}"
 
@@ -41,7 +48,8 @@ def drawn(seed: int) -> Story:
     num_far = rng.choice([0, 0, 0, 1])
     ranks = range(ep_size)
     draws: dict[str, tuple[float, Callable[[], tuple[Any, ...]]]] = {
-        "request": (6, lambda: (rng.randint(1, 12),)),
+        "request": (4, lambda: (rng.randint(1, 12),)),
+        "burst": (3, lambda: (rng.randint(2, 12), round(rng.uniform(0.1, 4), 1))),
         "release": (5, lambda: (_some(rng, ranks), rng.choice(["park", "park", "park", "exit"]))),
         "rejoin": (3, lambda: (rng.choice([(), _some(rng, ranks)]),)),
         "fence": (1, lambda: (rng.random() < 0.5, round(rng.uniform(0, 2), 2))),
@@ -64,9 +72,12 @@ def drawn(seed: int) -> Story:
     kinds, weights = list(draws), [weight for weight, _ in draws.values()]
     times = sorted(round(rng.uniform(0, ACTIVE_S), 2) for _ in range(rng.randint(6, 26)))
     steps = []
+    is_calm = rng.random() < 0.35
     for at_s in times:
         kind = rng.choices(kinds, weights)[0]
-        steps.append(Step(at_s, kind, draws[kind][1]()))
+        step = Step(at_s, kind, draws[kind][1]())
+        if not (is_calm and step.is_severe):
+            steps.append(step)
     return Story(seed, ep_size, floor, num_far, tuple(steps))
 
 

@@ -30,6 +30,8 @@ class World:
         self.rng = random.Random(f"world {story.seed}")
         self.now_s = 0.0
         self.num_events = 0
+        self.is_severe = False
+        """Something was done that may cost a rank."""
         self.faults: Counter[str] = Counter()
         """Faults that took place, by kind."""
         self.failures: Counter[str] = Counter()
@@ -173,6 +175,7 @@ class World:
     # Steps.
 
     def _take(self, step: Step) -> None:
+        self.is_severe = self.is_severe or step.is_severe
         getattr(self, f"_{step.kind}")(*step.args)
 
     def _for_a_while(self, seconds: float, end: Callable[[], None]) -> None:
@@ -186,6 +189,10 @@ class World:
 
     def _request(self, length: int) -> None:
         self.clients.ask(length)
+
+    def _burst(self, num_requests: int, seconds: float) -> None:
+        for _ in range(num_requests):
+            self.at(self.rng.uniform(0, seconds), lambda: self.clients.ask(self.rng.randint(1, 6)))
 
     def _release(self, ep_ranks: tuple[int, ...], leave: str) -> None:
         if not self.server.is_over:
