@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -144,8 +145,9 @@ class ServerSide:
             request.routed_dp_rank = self._control.place(request.routed_dp_rank)
         membership = serving.current()
         if membership is not None and membership.recovers:
-            routed = membership.manager.status().routed
-            request.routed_dp_rank = membership.losses.choose(request.routed_dp_rank, routed)
+            if request.routed_dp_rank is None:
+                routed = membership.manager.status().routed
+                request.routed_dp_rank = membership.losses.choose(routed, self._load_to_balance())
             membership.losses.refuse(request.rid, request.routed_dp_rank)
         cap_tokens = getattr(request.sampling_params, "max_new_tokens", None)
         self._tracker.send(
@@ -162,6 +164,20 @@ class ServerSide:
         elif len(self._tracker) % 64 == 0:
             # Nobody else looks: what is over must not pile up.
             self._tracker.settle(self._tokenizer_manager.rid_to_state)
+
+    def _load_to_balance(self) -> dict[int, int] | None:
+        """What --load-balance-method looks at, by rank; None where ranks take turns."""
+        from sglang.srt.runtime_context import get_parallel
+
+        method = get_parallel().load_balance_method
+        if method in ("auto", "round_robin"):
+            return None
+        load: Counter[int] = Counter()
+        live = self._tokenizer_manager.rid_to_state
+        for one in self._tracker:
+            if one.dp_rank is not None and live.get(one.request_id) is one.state:
+                load[one.dp_rank] += 1 if method == "total_requests" else one.prompt_tokens + one.num_tokens
+        return load
 
     # Wiring.
 
@@ -197,8 +213,11 @@ class ServerSide:
         """On the event loop."""
         membership = serving.current()
         assert membership is not None
-        own = [request.request_id for request in self._tracker if request.dp_rank == ep_rank]
-        membership.losses.abandon(ep_rank, own)
+        live = self._tokenizer_manager.rid_to_state
+        own = [one for one in self._tracker if one.dp_rank == ep_rank]
+        membership.losses.abandon(
+            ep_rank, [one.request_id for one in own if live.get(one.request_id) is one.state]
+        )
 
     def _take_status(self, status: MembershipStatus) -> None:
         """In the manager's thread."""

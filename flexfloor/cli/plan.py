@@ -103,6 +103,11 @@ def _closing_lines(sizes: Sequence[GroupSize], floor: int, reserved: SlotFloor) 
         f"their cost in the full group: {format_bytes(reserved.spare_bytes)} a rank, "
         f"{reserved.kv_tokens} instead of {reserved.kv_tokens_without} KV tokens"
     )
+    mirror_bytes = sizes[0].expert_bytes
+    lines.append(
+        f"host mirror of the experts, for lost ranks: {format_bytes(mirror_bytes)} of host memory a rank, "
+        f"{format_bytes(sizes[0].num_ranks * mirror_bytes)} for all"
+    )
     return lines
 
 

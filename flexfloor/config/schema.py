@@ -173,11 +173,15 @@ class MembershipConfig:
     """What a parked rank gives back: of experts, kv, dense."""
     member_sets: list[list[int]] = field(default_factory=list)
     """Sets of ranks, besides all, that the server prepares at its start: communicators, and CUDA graphs."""
+    recovery: bool = True
+    """Whether the other ranks go on when one is lost (`elastic` only, where the server can)."""
+    heartbeat_timeout_s: float = 60.0
+    """A rank that is silent for so long is ended, and is lost."""
 
     def __post_init__(self) -> None:
         complete(self, "membership")
         at_least(self, "membership", 1, "floor")
-        positive(self, "membership", "operation_timeout_s")
+        positive(self, "membership", "operation_timeout_s", "heartbeat_timeout_s")
         unknown = sorted(set(self.park_frees) - set(PARK_FREES))
         require(
             not unknown,

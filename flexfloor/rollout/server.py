@@ -96,6 +96,8 @@ def _membership_flags(membership: MembershipConfig, folder: Path | None) -> dict
         "flexfloor-park-frees": ",".join(membership.park_frees),
         "flexfloor-member-sets": _joined(membership.member_sets),
         "flexfloor-prepare-timeout": membership.operation_timeout_s,
+        "flexfloor-recovery": "auto" if membership.recovery else "off",
+        "flexfloor-heartbeat-timeout-s": membership.heartbeat_timeout_s,
     }
 
 

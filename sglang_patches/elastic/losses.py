@@ -10,7 +10,7 @@ Everything here runs on the tokenizer manager's event loop.
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
@@ -34,11 +34,17 @@ class Losses:
         self._lost: set[int] = set()
         self._waiting: set[asyncio.Event] = set()
 
-    def choose(self, named: int | None, routed: Sequence[int]) -> int | None:
-        """Whom a request goes to: with recovery on, its rank must be known here. In turn, like SGLang."""
-        if named is not None or not routed:
-            return named
-        return routed[next(self._turn) % len(routed)]
+    def choose(self, routed: Sequence[int], load: Mapping[int, int] | None) -> int | None:
+        """Whom a request goes to that names no rank: here, since its rank must be known where it is ended.
+
+        `load`: of each rank that has any, where the least loaded one is wanted; else they take turns.
+        """
+        if not routed:
+            return None
+        turn = next(self._turn) % len(routed)
+        if load is None:
+            return routed[turn]
+        return min((*routed[turn:], *routed[:turn]), key=lambda rank: load.get(rank, 0))
 
     def refuse(self, request_id: str, dp_rank: int | None) -> None:
         """A request is on its way to a rank that may be lost."""

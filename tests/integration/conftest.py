@@ -13,19 +13,24 @@ from sharp_model import sharp_tiny_moe
 
 from flexfloor.processes import ChildProcesses
 
-LATE = ("servers", "shared_server_url", "both")
+LATE = ("servers", "shared_server_url", "both", "dying_server")
 """Fixtures that need the shared server, in the order in which their tests run: the first ones want its first
-weights."""
+weights, the last ones kill its ranks."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         if item.get_closest_marker("late"):
             return 1
-        needed = [LATE.index(name) + 2 for name in getattr(item, "fixturenames", ()) if name in LATE]
-        return min(needed, default=0)
+        needed = [LATE.index(name) + 2 for name in item_names(item) if name in LATE]
+        return max(needed, default=0) if "dying_server" in item_names(item) else min(needed, default=0)
 
     items.sort(key=place)
+
+
+def item_names(item: pytest.Item) -> tuple[str, ...]:
+    """The fixtures of a test."""
+    return tuple(getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")

@@ -54,11 +54,10 @@ class Stream:
 class FaultyServer:
     """Example: with FaultyServer.start(children, checkpoint, folder) as faulty: faulty.kill(2)"""
 
-    def __init__(self, server: Server, folder: Path, log_path: Path) -> None:
+    def __init__(self, server: Server, membership_folder: Path, fault_folder: Path) -> None:
         self.server = server
-        self.fault_folder = folder / "faults"
-        self.log_path = log_path
-        self._membership_folder = folder / "membership"
+        self.fault_folder = fault_folder
+        self._membership_folder = membership_folder
         self._client: DriverClient | None = None
 
     @classmethod
@@ -81,7 +80,7 @@ class FaultyServer:
         ]
         own += ["--flexfloor-recovery", "on", "--flexfloor-heartbeat-timeout-s", str(heartbeat_timeout_s)]
         server = start_server(children, checkpoint, NUM_RANKS, folder / "server.log", [*own, *flags])
-        return cls(server, folder, folder / "server.log")
+        return cls(server, folder / "membership", folder / "faults")
 
     def wait_ready(self) -> "FaultyServer":
         self.server.wait_ready(READY_DEADLINE_S)

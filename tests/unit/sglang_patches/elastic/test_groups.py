@@ -5,6 +5,7 @@ Each rank has made another number of torch groups before: by torch's own names t
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -19,7 +20,9 @@ import torch.distributed as dist
 from elastic_fakes import stand_in
 from torch.distributed import distributed_c10d
 
-from sglang_patches.elastic.groups import GroupFactory
+from sglang_patches.cpu.gloo import share_device
+from sglang_patches.elastic.failures import is_group_failure
+from sglang_patches.elastic.groups import GroupBroken, GroupFactory
 from sglang_patches.elastic.transfer import Move, TransferGroup
 
 WORLD_SIZE = 3
@@ -43,7 +46,8 @@ def _run_rank(rank: int, folder: Path, work: Work, pipe: Connection) -> None:
     )
     # What torch's next name is made of, as if this rank had made so many groups that others had no part in.
     distributed_c10d._world.group_count += rank
-    pipe.send(work(GroupFactory(_store(folder, "groups"), timeout_s=DEADLINE_S), rank))
+    share_device()
+    pipe.send(work(GroupFactory(lambda: _store(folder, "groups"), timeout_s=DEADLINE_S), rank))
 
 
 class Ranks:
@@ -104,7 +108,7 @@ def _sum_and_exchange(factory: GroupFactory, rank: int) -> object:
         group = factory.process_group(members, "some:name", "gloo")
         dist.all_reduce(total, group=group)
         names = [group.group_name, group.group_desc, distributed_c10d._world.pg_group_ranks[group]]
-    transfer = TransferGroup(factory, WORLD_SIZE, torch.device("cpu"))
+    transfer = TransferGroup(factory, range(WORLD_SIZE), torch.device("cpu"))
     left, right = (rank - 1) % WORLD_SIZE, (rank + 1) % WORLD_SIZE
     filled = {tag: torch.zeros(2, dtype=torch.float64 if tag == 7 else torch.float32) for tag in (3, 7)}
     num_bytes = transfer.exchange(
@@ -155,14 +159,14 @@ def _coordinators(factory: GroupFactory, rank: int) -> object:
             "sglang.srt.distributed",
             parallel_state=SimpleNamespace(init_model_parallel_group=make),
         )
-        original = dist.new_group
         factory.keep((0, 1, 2), "launched")
         made: dict[tuple[int, ...], Any] = {}
         for epoch, members in enumerate([(0, 2), (0, 1, 2), (1, 2), (0, 2)], start=4):
             if rank in members:
                 made[members] = factory.coordinator(members, epoch)
                 assert factory.coordinator(members, epoch + 10) is made[members]
-        assert dist.new_group is original
+        # Other callers of this thread get torch's again.
+        assert dist.new_group([rank], use_local_synchronization=True).group_name != ""
     assert made.pop((0, 1, 2)) == "launched"
     return {key: [one.device_group.group_name, one.cpu_group.group_name] for key, one in made.items()}
 
@@ -170,6 +174,69 @@ def _coordinators(factory: GroupFactory, rank: int) -> object:
 def test_a_coordinator_is_made_once_and_named_by_its_members_and_first_epoch(
     run: Callable[[Work], list[Any]],
 ) -> None:
-    first = ["flexfloor:0.2:4:device", "flexfloor:0.2:4:cpu"]
-    second = ["flexfloor:1.2:6:device", "flexfloor:1.2:6:cpu"]
+    first = ["flexfloor:0.2:4:0:device", "flexfloor:0.2:4:0:cpu"]
+    second = ["flexfloor:1.2:6:0:device", "flexfloor:1.2:6:0:cpu"]
     assert run(_coordinators) == [{(0, 2): first}, {(1, 2): second}, {(0, 2): first, (1, 2): second}]
+
+
+def _broken_by_order(factory: GroupFactory, rank: int) -> object:
+    """Rank 2 never comes; the other two wait for it until a thread of theirs breaks the group."""
+    group = factory.process_group((0, 1, 2), "waits", "gloo")
+    transfer = TransferGroup(factory, (0, 1, 2), torch.device("cpu"))
+    store = factory._stores[-1]
+    if rank == 2:
+        # Alive, so that its closed connections end nobody's wait.
+        store.wait(["over"], timedelta(seconds=DEADLINE_S))
+        return "did not come"
+    threading.Timer(0.3, factory.break_all).start()
+    ended = []
+    waits: list[Callable[[], object]] = [
+        lambda: dist.barrier(group=group),
+        lambda: transfer.exchange([], [Move(torch.zeros(1), 2, 0)]),
+    ]
+    for wait in waits:
+        try:
+            wait()
+        except Exception as error:
+            ended.append(is_group_failure(error))
+    assert factory.era == 1
+    store.set("over", "")
+    factory.renew_store()
+    # The two make the next group, by another name in the same store.
+    after = TransferGroup(factory, (0, 1), torch.device("cpu"), generation=1)
+    filled = torch.zeros(1)
+    after.exchange([Move(torch.full((1,), 5.0 + rank), 1 - rank, 1)], [Move(filled, 1 - rank, 1)])
+    return ended, filled.item()
+
+
+def test_a_break_ends_every_wait_and_the_rest_make_the_next_group(run: Callable[[Work], list[Any]]) -> None:
+    assert run(_broken_by_order) == [([True, True], 6.0), ([True, True], 5.0), "did not come"]
+
+
+def _broken_while_made(factory: GroupFactory, rank: int) -> object:
+    """Rank 2 never comes to the rendezvous; the thread that waits there is given up, not waited for."""
+    store = factory._stores[-1]
+    if rank == 2:
+        store.wait(["over"], timedelta(seconds=DEADLINE_S))
+        return "did not come"
+    outcome: list[Exception] = []
+
+    def make() -> None:
+        try:
+            factory.process_group((0, 1, 2), "never", "gloo")
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    factory.break_all()
+    factory.renew_store()
+    group = factory.process_group((0, 1), "next", "gloo")
+    total = torch.tensor([float(rank + 1)])
+    dist.all_reduce(total, group=group)
+    store.set("over", "")
+    return total.item(), all(isinstance(error, GroupBroken) for error in outcome)
+
+
+def test_a_group_that_cannot_be_made_does_not_hold_up_the_next_one(run: Callable[[Work], list[Any]]) -> None:
+    assert run(_broken_while_made) == [(3.0, True), (3.0, True), "did not come"]

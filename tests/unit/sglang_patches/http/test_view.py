@@ -48,6 +48,9 @@ def test_the_membership_as_json() -> None:
         "last_switches": [
             {"membership_epoch": 1, "members": [0, 1], "stall_s": 0.25, "num_bytes": 64, "at": 105.0}
         ],
+        "lost": [],
+        "recoveries": [],
+        "recovering": None,
         "change": None,
         "num_fences": 0,
         "failed": None,
