@@ -143,7 +143,7 @@ PATHS = (
     "release",
     "rejoin",
     "rollout",
-    "..",
+    "nobody/x",
     "nobody",
 )
 MAY_READ = ("membership",)
