@@ -1,5 +1,7 @@
 """Error classes. `ValueError` is for what a user can cause in a call; these are what a caller may handle."""
 
+from flexfloor.masking import masked
+
 
 class FlexfloorError(Exception):
     """Base of every error that FlexFloor raises on purpose."""
@@ -13,7 +15,7 @@ class ConfigError(FlexfloorError, ValueError):
 
     def __init__(self, key: str, value: object, problem: str, fix: str) -> None:
         self.key = key
-        super().__init__(f"{key}={value!r}: {problem}. Fix: {fix}")
+        super().__init__(f"{key}={masked(value, key)!r}: {problem}. Fix: {fix}")
 
 
 class DataError(FlexfloorError, ValueError):

@@ -21,6 +21,7 @@ from typing import IO, Self
 import psutil
 
 from flexfloor.errors import ChildProcessError
+from flexfloor.left_overs import remove, server_files
 
 logger = logging.getLogger(__name__)
 
@@ -180,6 +181,9 @@ class ChildProcesses:
         """End the given children (all when none is given) and everything below them."""
         chosen = list(children) or list(self._children)
         below = [process for child in chosen for process in child.descendants()]
+        # Killed processes cannot remove their shared memory; what this one uses as well is not theirs.
+        pids = [child.pid for child in chosen] + [process.pid for process in below]
+        shared = server_files(pids) - server_files([os.getpid()])
         for child in chosen:
             child.terminate()
         deadline_s = time.monotonic() + self._stop_timeout_s / 2
@@ -190,6 +194,7 @@ class ChildProcesses:
             child.reap(self._stop_timeout_s / 4)
             child.close_log()
         _kill_all(below, timeout_s=self._stop_timeout_s / 4)
+        remove(shared)
         self._children = [child for child in self._children if child not in chosen]
 
     def __enter__(self) -> Self:

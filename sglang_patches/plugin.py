@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from sglang_patches import plugin_config, verify
+from sglang_patches import masked_logs, plugin_config, verify
 from sglang_patches.catalog import PATCHES
 from sglang_patches.patch import Patch
 from sglang_patches.plugin_config import PluginConfig
@@ -26,6 +26,7 @@ def enable(config_path: str) -> None:
         refuse(str(error))
     check_source(patches)
     install(patches)
+    masked_logs.install()
     if config.device == "cpu" and multiprocessing.parent_process() is None:
         from sglang_patches.cpu import preload
 

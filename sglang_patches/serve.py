@@ -56,10 +56,14 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from sglang_patches import CONFIG_ENV, plugin_config
+from flexfloor import left_overs
+from sglang_patches import CONFIG_ENV, nodes, plugin_config
 from sglang_patches.cpu import profile
 from sglang_patches.serve_args import ServeArgs, flag_value, parse
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LAST_SERVER_S = 10.0
+"""The processes of a server that was killed are gone by then."""
 _ENVIRONMENT_DEFAULTS = {
     # A probe of /health would decode a token: it would count as an iteration. /health_generate still does.
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
@@ -83,10 +87,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         sglang_flags = profile.fill_flags(args)
         environment.update(profile.environment(args, environment))
     if args.membership == "elastic" or args.node_rank == 0:
+        if args.bind == nodes.UNIX:
+            hold_folder(args)
         # A static server has nothing but a token in it, which its first node's routes ask for.
         args = replace(args, folder=prepare_folder(args))
     if args.iteration_log:
         args = replace(args, iteration_log=prepare_log_folder(args.iteration_log, args.node_rank))
+    warn_of_open_server(args.sglang_flags)
     environment[CONFIG_ENV] = publish_config(args)
     command = [sys.executable, "-m", "sglang.launch_server", *sglang_flags]
     os.execve(sys.executable, command, environment)
@@ -98,11 +105,8 @@ def prepare_folder(args: ServeArgs) -> str:
     Ends the process where the folder cannot be kept from other users, or node 0 has not come.
     """
     from flexfloor.membership.endpoint import Endpoint
-    from sglang_patches import nodes
 
-    port = flag_value(args.sglang_flags, "--port") or "30000"
-    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/flexfloor-{os.getuid()}"
-    folder = Path(args.folder or f"{runtime}/flexfloor-{port}").absolute()
+    folder = folder_of(args)
     try:
         if args.bind == nodes.UNIX:
             Endpoint.local(folder)
@@ -114,6 +118,57 @@ def prepare_folder(args: ServeArgs) -> str:
     except (OSError, ValueError) as error:
         raise SystemExit(f"flexfloor-serve: --flexfloor-folder={folder}: {error}") from error
     return str(folder)
+
+
+def folder_of(args: ServeArgs) -> Path:
+    """The one that is named, or else one per port."""
+    port = flag_value(args.sglang_flags, "--port") or "30000"
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/flexfloor-{os.getuid()}"
+    return Path(args.folder or f"{runtime}/flexfloor-{port}").absolute()
+
+
+def hold_folder(args: ServeArgs) -> None:
+    """Mark the folder as this server's until it ends, and remove what servers that were killed have left.
+
+    Ends the process where another server has the folder.
+    """
+    folder = folder_of(args)
+    if not args.folder:
+        _own(folder.parent)
+        left_overs.remove_left_folders(folder.parent)
+    left_overs.remove_left_shared_memory()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Open over exec, like the configuration: the lock lasts as long as the server.
+        left_overs.hold(folder, through_exec=True, timeout_s=LAST_SERVER_S)
+    except BlockingIOError as error:
+        reason = "another server uses this folder. Fix: end it, or name another folder or port"
+        raise SystemExit(f"flexfloor-serve: --flexfloor-folder={folder}: {reason}") from error
+    except OSError as error:
+        raise SystemExit(f"flexfloor-serve: --flexfloor-folder={folder}: {error}") from error
+
+
+def _own(folder: Path) -> None:
+    """Its name is no secret: in /tmp another user could have made it first, and would rule what is in it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        reason = f"{folder} belongs to somebody else. Fix: set --flexfloor-folder"
+        raise SystemExit(f"flexfloor-serve: {reason}")
+    if folder.name == f"flexfloor-{os.getuid()}":
+        # An earlier version left it readable; anything else is the user's to set.
+        folder.chmod(0o700)
+
+
+def warn_of_open_server(sglang_flags: Sequence[str]) -> None:
+    """SGLang's own routes change weights and abort requests for whoever reaches a port without a key."""
+    host = flag_value(sglang_flags, "--host") or "127.0.0.1"
+    is_local = host in LOOPBACK
+    if not is_local and flag_value(sglang_flags, "--admin-api-key", "--api-key") is None:
+        print(
+            f"flexfloor-serve: warning: --host={host} without --admin-api-key: whoever reaches the port may "
+            "change the weights over SGLang's own routes. Fix: give a key, or use a private network",
+            file=sys.stderr,
+        )
 
 
 def prepare_log_folder(folder: str, node_rank: int = 0) -> str:

@@ -112,12 +112,13 @@ class ServerSide:
         return Keys(api=serving_args.api_key or "", admin=serving_args.admin_api_key or "", token=self._token)
 
     def membership_json(self) -> dict[str, Any]:
-        return membership_json(
+        shown = membership_json(
             self.group.status(),
             mode=self._config.membership,
             release=self._config.release,
             clock_zero_s=self._clock_zero_s,
         )
+        return {**shown, "num_dropped": self.group.num_dropped}
 
     def load(self) -> dict[int, int]:
         """Requests of each rank, as it last reported them."""

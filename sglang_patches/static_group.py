@@ -33,6 +33,10 @@ class StaticGroup:
             failed=None,
         )
 
+    @property
+    def num_dropped(self) -> dict[str, int]:
+        return {}
+
     def release(
         self, ep_ranks: tuple[int, ...], leave: str = "park", operation_id: str | None = None
     ) -> "Future[OperationResult]":

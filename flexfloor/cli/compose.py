@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from flexfloor.config import TrainConfig
 from flexfloor.errors import ConfigError
+from flexfloor.masking import masked, masked_text
 
 ConfigT = TypeVar("ConfigT")
 
@@ -49,13 +50,24 @@ def to_config(node: DictConfig, config_type: type[ConfigT]) -> ConfigT:
 def save_resolved(node: DictConfig, run_dir: str) -> None:
     """Leave the values that a run really used in its folder, every default and interpolation written out.
 
-    Whole or not at all: a resume begins with this file.
+    Whole or not at all: a resume begins with this file. Secrets are masked, here and in what Hydra left.
     """
     folder = Path(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / "config.yaml.part"
-    OmegaConf.save(node, part, resolve=True)
-    part.replace(folder / "config.yaml")
+    folder.chmod(0o700)
+    _save(masked(OmegaConf.to_container(node, resolve=True)), folder / "config.yaml")
+    for path in sorted((folder / ".hydra").glob("*.yaml")):
+        left = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        # Overrides are texts such as `key=value`.
+        texts = [masked_text(str(line)) for line in left] if isinstance(left, list) else masked(left)
+        if texts != left:
+            _save(texts, path)
+
+
+def _save(content: Any, path: Path) -> None:
+    part = path.with_name(f"{path.name}.part")
+    OmegaConf.save(OmegaConf.create(content), part)
+    part.replace(path)
 
 
 def _refuse_added_keys(node: DictConfig, prefix: str = "") -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flexfloor import left_overs
+
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig
@@ -139,15 +141,20 @@ def _write_atomically(
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, since a rename must stay on one file system.
+    left_overs.remove_left_folders(path.parent, prefix=f".{path.name}.")
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    lock = left_overs.hold(draft)
     try:
         _write(draft, config, weights, tokenizer)
+        (draft / left_overs.LOCK_NAME).unlink()
         # mkdtemp makes it private to this user; a server may run as another.
         draft.chmod(0o755)
         os.rename(draft, path)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+    finally:
+        os.close(lock)
 
 
 def _write(

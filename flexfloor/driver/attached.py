@@ -44,6 +44,8 @@ def prepare_nodes(config: TrainConfig) -> Path:
     spec_path.write_bytes(encode_spec(trainer_spec(config, cluster.trainer_endpoint, model_path)))
     plan_path = run_dir / PLAN_NAME
     plan_path.write_bytes(encode_plan(_plan(config, model_path, spec_path)))
+    # It holds the server's flags, which may be keys.
+    plan_path.chmod(0o600)
     return plan_path
 
 

@@ -3,13 +3,14 @@
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flexfloor.config import TrainConfig
 from flexfloor.config.choices import MembershipMode
 from flexfloor.errors import ChildProcessError, ConfigError, FlexfloorError
+from flexfloor.left_overs import private_folder, remove_left_shared_memory
 from flexfloor.membership.endpoint import CurveKeys
 from flexfloor.processes import ChildProcess, ChildProcesses
 from flexfloor.rollout.ports import free_base_port
@@ -97,6 +98,7 @@ class Services:
                 membership_folder=self.membership_folder,
                 iteration_log_folder=self.iteration_log,
             ),
+            env=_with_temporary(os.environ, self._socket_dir / "tmp"),
             log_path=self._run_dir / "logs" / "server.log",
             # Its schedulers end with it. Asked politely, it drains for seconds and then crashes on the ranks
             # that the same signal ended; there is nothing in it that would have to be saved.
@@ -122,7 +124,7 @@ class Services:
         child = self._children.start(
             name,
             trainer_argv(str(spec_path), self._config.trainer.num_ranks),
-            env=trainer_env(os.environ, cluster.device),
+            env=_with_temporary(trainer_env(os.environ, cluster.device), self._socket_dir / "tmp"),
             log_path=self._run_dir / "logs" / f"{name}.log",
         )
         return TrainerHandle(self, endpoint, child)
@@ -199,5 +201,14 @@ def _keys(path: str | None) -> CurveKeys | None:
 @contextmanager
 def private_socket_dir() -> Iterator[Path]:
     """A short path that only this user can enter; Unix socket paths are limited to about 100 bytes."""
-    with tempfile.TemporaryDirectory(prefix="flexfloor-") as folder:
-        yield Path(folder)
+    remove_left_shared_memory()
+    with private_folder() as folder:
+        yield folder
+
+
+def _with_temporary(env: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Temporary files of a child in a folder that goes with the run, also when the child is killed."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    # Compiled kernels are worth keeping.
+    kept = str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")
+    return {"TORCHINDUCTOR_CACHE_DIR": kept, **env, "TMPDIR": str(folder)}

@@ -74,7 +74,7 @@ class Exchange:
         self._last_counters: dict[int, dict[str, int]] = {}
         self.status = membership.status()
         """As of the last event; replaced, never changed."""
-        self.refusals: list[str] = []
+        self.refusals: deque[str] = deque(maxlen=20)
         """Of hellos."""
         self.is_settled = threading.Event()
         """Ready, failed or closed."""

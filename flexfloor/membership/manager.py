@@ -133,7 +133,9 @@ class Manager:
         if not is_settled:
             missing = [rank for rank, state in self._exchange.status.states.items() if state == "starting"]
             text = f"ep_ranks {missing} have not joined in {timeout_s:g} s at {self._endpoint.address}"
-            raise DeadlineExceeded(f"{text}; refused: {self._exchange.refusals}, dropped: {self.num_dropped}")
+            raise DeadlineExceeded(
+                f"{text}; refused: {list(self._exchange.refusals)}, dropped: {self.num_dropped}"
+            )
 
     def release(
         self, ep_ranks: Sequence[int], leave: str = "park", operation_id: str | None = None

@@ -2,7 +2,7 @@
 
 import hmac
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,6 +11,9 @@ from flexfloor.membership import messages as m
 from flexfloor.membership.session import Session
 
 logger = logging.getLogger(__name__)
+
+MAX_CLIENTS = 4096
+"""Identities that are remembered: drivers come and go, and say no goodbye."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +41,8 @@ class Peers:
 
     def __init__(self, token: str) -> None:
         self._token = token
-        self._clients: set[bytes] = set()
+        self._clients: OrderedDict[bytes, None] = OrderedDict()
+        """Those that spoke last are at the end."""
         self.agents: dict[int, AgentPeer] = {}
         self.num_dropped: Counter[str] = Counter()
 
@@ -60,7 +64,10 @@ class Peers:
         return {rank: peer.hello.node for rank, peer in sorted(self.agents.items())}
 
     def add_client(self, identity: bytes) -> None:
-        self._clients.add(identity)
+        self._clients[identity] = None
+        while len(self._clients) > MAX_CLIENTS:
+            # Its next request is dropped and counted; a client that is gone says nothing more.
+            self._clients.popitem(last=False)
 
     def add_agent(self, identity: bytes, hello: m.HelloMsg, now_s: float) -> None:
         hello = msgspec.structs.replace(hello, token="")
@@ -86,6 +93,8 @@ class Peers:
                 raise m.BadFrame(m.BadFrameReason.wrong_token, type(message).__name__)
             return
         is_request = isinstance(message, m.RequestMsg)
+        if is_request and identity in self._clients:
+            self._clients.move_to_end(identity)
         is_known = identity in self._clients if is_request else self.agent(identity) is not None
         if not is_known:
             raise m.BadFrame(m.BadFrameReason.no_hello, type(message).__name__)

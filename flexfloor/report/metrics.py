@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 from flexfloor.config import LoggingConfig
+from flexfloor.masking import masked
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -58,7 +59,7 @@ class TensorBoardSink:
 class WandbSink:
     def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
         wandb = importlib.import_module("wandb")
-        self._run = wandb.init(project=project, dir=str(folder), config=dict(config), name=folder.name)
+        self._run = wandb.init(project=project, dir=str(folder), config=masked(config), name=folder.name)
 
     def write(self, rollout_step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=rollout_step)

@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from flexfloor.errors import FlexfloorError, LedgerError
+from flexfloor.masking import masked
 from flexfloor.report.metrics import METRICS_FILE, read_metrics
 from flexfloor.report.step_story import LEDGER_FOLDER, StepStory, read_story
 from flexfloor.schedule_record import StepSchedule, read_schedule
@@ -160,7 +161,8 @@ def _config(folder: Path, missing: list[str]) -> dict[str, str]:
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         missing.append(f"{CONFIG_FILE}: cannot be read ({str(error).splitlines()[0]})")
         return {}
-    return dict(_flat(loaded)) if isinstance(loaded, dict) else {}
+    # A configuration that somebody wrote by hand may hold keys; a report is made to be passed on.
+    return dict(_flat(masked(loaded))) if isinstance(loaded, dict) else {}
 
 
 def _flat(node: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -163,7 +163,13 @@ class TrainerClient:
         limit_s = self._deadline_s if deadline_s is None else deadline_s
         self._num_calls += 1
         call_id = self._num_calls.to_bytes(8, "big")
-        self._socket.send_multipart([call_id, msgspec.msgpack.encode(request)])
+        body = msgspec.msgpack.encode(request)
+        if len(body) > m.MAX_FRAME_BYTES:
+            size = (
+                f"{type(request).__name__} has {len(body)} bytes, and the trainer takes {m.MAX_FRAME_BYTES}"
+            )
+            raise TrainerRefused(f"{size}. Fix: fewer or shorter responses in a step")
+        self._socket.send_multipart([call_id, body])
         status, body = self._receive(call_id, type(request).__name__, limit_s, is_wanted)
         if status == m.OK:
             return msgspec.msgpack.decode(body, type=result)
@@ -182,9 +188,9 @@ class TrainerClient:
             if is_wanted is not None and not is_wanted():
                 raise CallAbandoned(f"{name}: given up before the trainer at {self.endpoint} answered")
             if self._socket.poll(int(1000 * min(POLL_S, left_s)) + 1):
-                answered_id, status, body = self._socket.recv_multipart()
-                if answered_id == call_id:
-                    return status, body
+                frames = self._socket.recv_multipart()
+                if len(frames) == 3 and frames[0] == call_id:
+                    return frames[1], frames[2]
             elif self._is_alive is not None and not self._is_alive():
                 raise ChildProcessError(f"the trainer at {self.endpoint} ended during {name}")
 

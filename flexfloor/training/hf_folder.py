@@ -39,6 +39,9 @@ def write_hf_folder(
     partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
     try:
         _check_target(target)
+        # One writer a target: others' are of processes that were killed.
+        for left in target.parent.glob(f"{target.name}.partial-*"):
+            shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
         num_bytes = _write_shards(weights, partial)
         _copy_companions(Path(source_path), partial, dtype)

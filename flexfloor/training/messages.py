@@ -11,6 +11,8 @@ import msgspec
 
 from flexfloor.types import TrainerLogprobs, TrainSequence
 
+MAX_FRAME_BYTES = 4 << 30
+"""Of one request or answer: a rollout step of about 200 million tokens with their logprobs."""
 OK = b"ok"
 ERROR = b"error"
 

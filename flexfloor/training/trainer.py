@@ -9,21 +9,18 @@ import argparse
 import logging
 import os
 import time
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import msgspec
 import torch
 import torch.distributed as dist
-import zmq
 
 from flexfloor.config.schema import Device
 from flexfloor.errors import FlexfloorError
-from flexfloor.membership.endpoint import CurveKeys
 from flexfloor.training import messages as m
-from flexfloor.training.keys import read_keys, secure_trainer
+from flexfloor.training.command_socket import CommandSocket
+from flexfloor.training.keys import read_keys
 from flexfloor.training.launch import TrainerSpec, decode_spec
 from flexfloor.training.packing import SequenceError
 from flexfloor.training.weight_sync import WeightPusher
@@ -32,48 +29,6 @@ if TYPE_CHECKING:
     from flexfloor.training.megatron.engine import TrainerEngine
 
 logger = logging.getLogger(__name__)
-
-TRACEBACK_TAIL_LINES = 15
-# How long rank 0 tries to get its last answer out before it exits.
-LINGER_MS = 2000
-
-
-class CommandSocket:
-    """Rank 0's end of the wire."""
-
-    def __init__(self, endpoint: str, keys: CurveKeys | None = None) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
-        if keys is not None:
-            secure_trainer(self._socket, keys)
-        path = Path(urlsplit(endpoint).path) if endpoint.startswith("ipc://") else None
-        if path:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._socket.bind(endpoint)
-        if path:
-            # Whoever may write to the socket commands the trainer.
-            path.chmod(0o600)
-
-    def receive(self) -> tuple[list[bytes], bytes]:
-        """Block for a request: (address to answer to, body)."""
-        client, call_id, body = self._socket.recv_multipart()
-        return [client, call_id], body
-
-    def answer(self, address: list[bytes], result: Any) -> None:
-        self._socket.send_multipart([*address, m.OK, msgspec.msgpack.encode(result)])
-
-    def answer_error(
-        self, address: list[bytes], error: BaseException, *, is_refusal: bool = False, is_fatal: bool = False
-    ) -> None:
-        tail = "".join(traceback.format_exception(error)).splitlines()[-TRACEBACK_TAIL_LINES:]
-        text = f"{type(error).__name__}: {error}"
-        message = m.ErrorMsg(is_refusal, is_fatal, text, "\n".join(tail))
-        self._socket.send_multipart([*address, m.ERROR, msgspec.msgpack.encode(message)])
-
-    def close(self) -> None:
-        self._socket.close()
-        self._context.term()
 
 
 class RankLoop:
@@ -114,11 +69,10 @@ class RankLoop:
             self._run(request)
 
     def _lead_one(self, socket: CommandSocket) -> bool:
-        address, body = socket.receive()
+        address, body, request = socket.receive()
         try:
-            request = msgspec.msgpack.decode(body, type=m.Request)
             self._refuse_early(request)
-        except (ValueError, msgspec.DecodeError) as error:
+        except ValueError as error:
             socket.answer_error(address, error, is_refusal=True)
             return True
         if isinstance(request, m.InfoMsg):

@@ -26,6 +26,10 @@ _CAN_RETURN = ("parked", "draining")
 class Group(Protocol):
     """The part of a membership manager that this room, and the routes, use."""
 
+    @property
+    def num_dropped(self) -> dict[str, int]:
+        """Frames that were no message, or of a stranger, by reason."""
+
     def status(self) -> MembershipStatus: ...
 
     def release(

@@ -10,8 +10,8 @@ from flexfloor.errors import DeadlineExceeded
 from flexfloor.membership.endpoint import CurveKeys
 from flexfloor.training import messages as m
 from flexfloor.training.client import TrainerClient
+from flexfloor.training.command_socket import CommandSocket
 from flexfloor.training.keys import read_keys, write_new_keys
-from flexfloor.training.trainer import CommandSocket
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +34,7 @@ def test_only_the_keys_holder_is_answered(tmp_path: Path, address: str) -> None:
     socket = CommandSocket(address, keys)
 
     def answer_one() -> None:
-        reply_to, _ = socket.receive()
+        reply_to, _, _ = socket.receive()
         socket.answer(reply_to, INFO)
 
     server = threading.Thread(target=answer_one)

@@ -1,0 +1,114 @@
+"""What killed processes leave is removed, and nothing else."""
+
+import mmap
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flexfloor import left_overs
+from flexfloor.processes import ChildProcesses
+
+OWNER = """
+import sys, tempfile
+from flexfloor.left_overs import private_folder
+with private_folder() as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def start_owner(temporary: Path) -> tuple["subprocess.Popen[str]", Path]:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert owner.stdout is not None
+    return owner, Path(owner.stdout.readline().strip())
+
+
+def test_the_folder_of_a_killed_process_goes_with_the_next_start(temporary: Path) -> None:
+    killed, left = start_owner(temporary)
+    alive, used = start_owner(temporary)
+    (left / "x.sock").touch()
+    killed.kill()
+    assert killed.wait(20) == -signal.SIGKILL
+    assert left.exists()
+    (temporary / "flexfloor-0").mkdir()
+    (temporary / "other").mkdir()
+    with left_overs.private_folder() as folder:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert {path.name for path in temporary.iterdir()} == {folder.name, used.name, "flexfloor-0", "other"}
+    alive.communicate("", timeout=20)
+    assert not used.exists()
+    assert not folder.exists()
+
+
+def test_a_held_folder_is_not_taken(tmp_path: Path) -> None:
+    lock = left_overs.hold(tmp_path)
+    with pytest.raises(BlockingIOError):
+        left_overs.hold(tmp_path)
+    os.close(lock)
+    os.close(left_overs.hold(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [left_overs.LOCK_NAME]
+
+
+def test_shared_memory_of_dead_servers(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait(20)
+    names = [
+        f"sgl_shm_mq_{dead.pid}_ab12cd34",
+        f"sgl_shm_mq_{os.getpid()}_ab12cd34",
+        "sglang_loads_mapped_1.shm",
+        "sglang_loads_free_2.shm",
+        "torch_123",
+        "sem.mp-abc",
+        "somebody",
+    ]
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+    with (tmp_path / "sglang_loads_mapped_1.shm").open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        removed = left_overs.remove_left_shared_memory(tmp_path, unmapped_s=-1.0)
+    assert [path.name for path in removed] == [names[0], names[3]]
+    assert left_overs.remove_left_shared_memory(tmp_path, unmapped_s=600.0) == []
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_a_stopped_child_leaves_no_semaphore(tmp_path: Path) -> None:
+    script = "import multiprocessing as m, time\nlock = m.get_context('spawn').Lock()\n"
+    script += "print(lock._semlock.name, flush=True)\n"
+    with ChildProcesses() as children:
+        child = children.start(
+            "child",
+            [sys.executable, "-c", f"{script}time.sleep(60)"],
+            log_path=tmp_path / "log",
+            stop_signal=signal.SIGKILL,
+        )
+        while not (text := (tmp_path / "log").read_text()).endswith("\n"):
+            assert not child.reap(0.05)
+        name = Path("/dev/shm", f"sem.{text.strip().lstrip('/')}")
+        assert name.exists()
+    assert not name.exists()
+
+
+def test_drafts_of_killed_processes_go_with_the_next_draft(tmp_path: Path) -> None:
+    dead, used = tmp_path / ".model.a", tmp_path / ".model.b"
+    for folder in (dead, used):
+        folder.mkdir()
+    os.close(left_overs.hold(dead))
+    lock = left_overs.hold(used)
+    assert left_overs.remove_left_folders(tmp_path, prefix=".model.") == [dead]
+    os.close(lock)
