@@ -50,7 +50,7 @@ def test_random_losses(tmp_path: Path, seed: int) -> None:
                 lambda: (
                     rank in server.status().lost  # noqa: B023
                     or all(len(server.tokens(work.name)) >= work.length for work in own)
-                ),  # noqa: B023
+                ),
                 f"rank {rank} done or lost",
             )
             server.assert_right_so_far(own)
