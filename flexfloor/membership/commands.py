@@ -70,7 +70,7 @@ class Recover(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonRank(Command):
-    """The rank is lost: what it was generating ends at the clients. Once per lost rank."""
+    """The rank is lost or has exited: requests that it still has end at the clients. Once per rank."""
 
     ep_rank: int
 

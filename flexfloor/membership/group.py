@@ -276,8 +276,8 @@ class Group:
         self._move(rank, RankState.exited if does_exit else RankState.parked, at, "left")
         if not does_exit:
             return
-        if rank.is_woken:
-            logger.error("ep_rank=%d has exited, and a request that reached it is lost", rank.ep_rank)
+        # A request may have reached it after it was drained, and would wait there for ever.
+        self._out.append(c.AbandonRank(ep_rank=rank.ep_rank))
         rank.is_wanted = rank.is_woken = False
         self._end_waits(rank.ep_rank, f"ep_rank {rank.ep_rank} has exited", is_release=False)
 

@@ -48,7 +48,7 @@ class Manager:
         on_fail: takes the reason why the group cannot go on, with the story. Called once at most.
         on_status: takes the status after every event that may have changed it.
         on_result: takes every result, whoever asked; a repeated operation_id gives it again.
-        on_abandon: takes a lost rank, once: what it was generating ends at the clients.
+        on_abandon: takes a rank that is lost or has exited, once: requests that it has end at the clients.
         on_fence_rank: takes a rank that is silent or out of step, and its pid: see to it that it ends. None:
             SIGKILL, where its process is on this node.
         heartbeat_timeout_s: a rank that is silent for so long is fenced, and then lost.

@@ -211,8 +211,9 @@ def test_leaver_that_exits_is_not_waited_for() -> None:
     group.lost(2)
     group.broke(0, epoch=0)
     group.broke(1, epoch=0)
-    done, recover = group.switched(3, 1)
-    assert (done, recover.members) == (finished("op1", 1), (0, 1))
+    abandon, done, recover = group.switched(3, 1)
+    assert (abandon, done) == (c.AbandonRank(ep_rank=3), finished("op1", 1))
+    assert recover.members == (0, 1)
     assert group.lost(3) == []
     assert states(group) == "sslx"
 

@@ -74,6 +74,7 @@ def test_exit_leaves_for_good() -> None:
     assert group.lost(2, "its socket closed") == []
     assert group.membership.outcome is Outcome.ignored
     assert group.all_switched(0, 1, 3, epoch=1) == [
+        c.AbandonRank(ep_rank=2),
         c.SetRouting(ep_ranks=(0, 1, 3), members=(0, 1, 3)),
         finished("op1", 1),
     ]
@@ -186,6 +187,7 @@ def test_rejoin_of_a_leaver_that_exits_is_answered_when_it_is_gone() -> None:
     group.rejoin(1)
     done = group.all_switched(0, 1, 2, 3, epoch=1)
     assert done == [
+        c.AbandonRank(ep_rank=1),
         finished("op2", 1, "ep_rank 1 has exited"),
         c.SetRouting(ep_ranks=(0, 2, 3), members=(0, 2, 3)),
         finished("op1", 1),

@@ -19,10 +19,12 @@ INVARIANTS = {
     "same_weights": "an iteration that generates has the weights of one version on all members",
     "newest_group": "no live rank iterates in an epoch older than another live rank's",
     "one_rank_per_response": "a rank that counts as live holds the responses only that are its own",
+    "leaver_is_free": "no rank leaves the group with a response that it has begun",
     "response_once": "no response ends twice",
     "quiet": "no group breaks and no rank is lost for lost, late or repeated messages or for a clock alone",
     "protocol": "no rank says what it cannot say",
     "legitimate_end": "the group fails below the floor, in a weight update and before it is whole only",
+    "assertion": "no assertion of the code itself fails",
     "progress": "when the faults stop, every request, operation and change ends",
 }
 LEGITIMATE = ("the floor is", "the loss came in a weight update", "not every rank had joined")

@@ -47,7 +47,9 @@ class Clients:
             return
         rank = server.ranks[self._world.rng.choice(server.routing)]
         self.owners[response] = rank
-        self._world.at(self._world.rng.uniform(0.001, 0.4), lambda: self._arrive(response, rank))
+        # Some are long on their way, so that they reach ranks that are about to leave.
+        wait_s = self._world.rng.uniform(0.001, self._world.rng.choice((0.1, 0.5, 3.0)))
+        self._world.at(wait_s, lambda: self._arrive(response, rank))
 
     def _arrive(self, response: int, rank: SimRank) -> None:
         if self.owners[response] is not rank:

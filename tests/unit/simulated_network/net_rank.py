@@ -209,7 +209,7 @@ class SimRank:
         self.world.checks.entered(self, plan.membership_epoch, plan.members)
         if stays:
             return
-        assert not self.work, "a leaver had work"
+        self.world.checks.that("leaver_is_free", not self.work, f"ep_rank {self.ep_rank}: {self.work}")
         self._move_on("parked")
         self.has_told_work = False
         if self.ep_rank in plan.order.leavers_exit:

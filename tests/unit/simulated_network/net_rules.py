@@ -19,18 +19,10 @@ def _vote_with_work(old: Any, member: Any, _num_tokens: int, _is_drained: Any) -
     return old(member, 0, lambda: True)
 
 
-def _keep_the_plan(_old: Any, member: Any) -> Any:
-    return member.plan
-
-
 def _switch_on_any_vote(_old: Any, member: Any, votes: Any) -> None:
     plan = member.plan
     if plan is not None and plan.membership_epoch in votes:
         plan.agreed = True
-
-
-def _always_drop(_old: Any, member: Any, epoch: int) -> None:
-    member._answer_cancel(epoch, is_dropped=True)
 
 
 def _stay_put(_old: Any, _losses: Losses, *_args: Any) -> None:
@@ -51,10 +43,8 @@ RULES = {
     "messages are taken once and in order": (Session, "take", _take_as_it_comes),
     "a membership epoch is given once": (Losses, "_restore", _give_the_epoch_again),
     "a switch needs every vote": (Member, "read_votes", _switch_on_any_vote),
-    "an agreed change is not dropped": (Member, "_cancel", _always_drop),
     "a rank is where its own epoch puts it": (Losses, "_place_rank", _stay_put),
     "requests of a lost rank are ended": (Losses, "_lose", _forget_the_requests),
-    "a loss makes the plan in hand void": (Member, "drop_plan", _keep_the_plan),
     "a leaver votes only without work": (Member, "vote", _vote_with_work),
 }
 """name -> (class, method, what stands in for it)."""

@@ -20,7 +20,7 @@ class Step:
         """It may cost a rank. Without such a step nothing may break."""
         if self.kind in ("partition", "manager_stop"):
             return bool(self.args[-1] > 2)
-        return self.kind in ("kill", "kill_in_recovery", "stop", "glitch", "server_restart")
+        return self.kind in ("kill", "kill_in_recovery", "kill_in_change", "stop", "glitch", "server_restart")
 
     def __str__(self) -> str:
         return f"t={self.at_s:6.2f}  {self.kind}{self.args}"
@@ -55,9 +55,10 @@ def drawn(seed: int) -> Story:
         "fence": (1, lambda: (rng.random() < 0.5, round(rng.uniform(0, 2), 2))),
         "update": (1.5, lambda: ()),
         "kill": (1.5, lambda: (rng.choice(ranks),)),
-        "kill_in_recovery": (0.4, lambda: (rng.choice(ranks),)),
+        "kill_in_recovery": (1.0, lambda: (rng.choice(ranks),)),
+        "kill_in_change": (1.0, lambda: (rng.choice(ranks),)),
         "stop": (0.6, lambda: (rng.choice(ranks), rng.choice([1.0, 5.0, 1000.0]))),
-        "glitch": (0.5, lambda: (rng.choice(ranks),)),
+        "glitch": (1.0, lambda: (rng.choice(ranks),)),
         "lossy": (1.2, lambda: (round(rng.uniform(0.05, 0.6), 2), round(rng.uniform(0.5, 4), 1))),
         "repeating": (1.0, lambda: (round(rng.uniform(0.05, 0.6), 2), round(rng.uniform(0.5, 4), 1))),
         "slow": (1.2, lambda: (round(rng.uniform(0.1, 3), 1), round(rng.uniform(0.5, 4), 1))),

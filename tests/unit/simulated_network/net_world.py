@@ -12,7 +12,7 @@ from net_checks import LEGITIMATE, Checks, Violation
 from net_clients import Clients, Updates
 from net_rank import SimRank
 from net_server import HERE, Server
-from net_story import ACTIVE_S, Step, Story
+from net_story import ACTIVE_S, Step, Story, shortened
 
 import flexfloor.membership.messages as m
 
@@ -45,7 +45,8 @@ class World:
         self._connections: Counter[int] = Counter()
         self._last_arrival: dict[tuple[int, bool], int] = {}
         self._num_sent = itertools.count()
-        self._kills_in_recovery: list[int] = []
+        self._kills_in: dict[str, list[int]] = {"recovery": [], "change": []}
+        """Ranks to kill as soon as one is in flight."""
         self._num_faults_under_way = 0
         self._by_identity: dict[bytes, SimRank] = {}
         self.checks = Checks(self)
@@ -65,10 +66,10 @@ class World:
         looks_at_s = ACTIVE_S + 1
         while self._queue:
             self.now_s, _, action = heapq.heappop(self._queue)
-            action()
-            self.num_events += 1
-            if self._kills_in_recovery and self.server.membership.recovery is not None:
-                self._kill(self._kills_in_recovery.pop(), "kill_in_recovery")
+            self._act(action)
+            for what, ep_ranks in self._kills_in.items():
+                if ep_ranks and getattr(self.server.membership, what) is not None:
+                    self._kill(ep_ranks.pop(), f"kill_in_{what}")
             if self.now_s >= looks_at_s:
                 looks_at_s = self.now_s + 1
                 if self._is_at_rest():
@@ -77,6 +78,15 @@ class World:
                     membership = self.server.membership
                     text = f"{self.clients.num_open} responses are open, {membership.status()}"
                     self.checks.that("progress", False, f"{text}\n{membership.story()}")
+
+    def _act(self, action: Callable[[], None]) -> None:
+        self.num_events += 1
+        try:
+            action()
+        except Violation:
+            raise
+        except AssertionError as error:
+            raise Violation("assertion", str(error)) from error
 
     def _is_at_rest(self) -> bool:
         server = self.server
@@ -219,7 +229,10 @@ class World:
             rank.die()
 
     def _kill_in_recovery(self, ep_rank: int) -> None:
-        self._kills_in_recovery.append(ep_rank)
+        self._kills_in["recovery"].append(ep_rank)
+
+    def _kill_in_change(self, ep_rank: int) -> None:
+        self._kills_in["change"].append(ep_rank)
 
     def _stop(self, ep_rank: int, seconds: float) -> None:
         rank = self.server.ranks[ep_rank]
@@ -308,3 +321,13 @@ def violation_of(story: Story) -> Violation | None:
     except Violation as violation:
         return violation
     return None
+
+
+def told(story: Story, violation: Violation) -> str:
+    """A failure with its shortest story."""
+
+    def fails(shorter: Story) -> bool:
+        found = violation_of(shorter)
+        return found is not None and found.invariant == violation.invariant
+
+    return f"{violation}\nThe shortest story that was found for it:\n{shortened(story, fails)}"
