@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MASK = "***"
-_NAME = r"(?:[\w-]*[-_])?(?:api[-_]?key|access[-_]?key|secret|passw(?:or)?d|credentials?|token|authorization)"
+_NAME = r"(?:[\w-]*[-_])?(?:api[-_]?key|access[-_]?key|secret|passw(?:or)?d|credentials?|(?<!per_)(?<!per-)token|authorization)"
 _SECRET_NAME = re.compile(rf"(?:.*[./])?(?:-*){_NAME}", re.IGNORECASE)
 # `name=value`, `name: value`, `'name': 'value'`, `--name value`; a quoted value may hold blanks.
 _IN_TEXT = re.compile(
