@@ -21,7 +21,7 @@ def test_names_of_secrets(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["max_response_tokens", "tokens", "token_level", "eos_token_id", "api_keys_path", "trainer_keys", "key",
-     "context_tokens", "seed", "skip-tokenizer-init", "model.kv_bytes_per_token"],
+     "context_tokens", "seed", "skip-tokenizer-init", "kv_bytes_per_token"],
 )  # fmt: skip
 def test_names_of_other_things(name: str) -> None:
     assert not is_secret(name)
