@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 MASK = "***"
-_NAME = r"(?:[\w-]*[-_])?(?:api[-_]?key|access[-_]?key|secret|passw(?:or)?d|credentials?|(?<!per_)(?<!per-)token|authorization)"
+# A number per token is none.
+_WORDS = r"api[-_]?key|access[-_]?key|secret|passw(?:or)?d|credentials?|(?<!per_)(?<!per-)token|authorization"
+_NAME = rf"(?:[\w-]*[-_])?(?:{_WORDS})"
 _SECRET_NAME = re.compile(rf"(?:.*[./])?(?:-*){_NAME}", re.IGNORECASE)
 # `name=value`, `name: value`, `'name': 'value'`, `--name value`; a quoted value may hold blanks.
 _IN_TEXT = re.compile(
