@@ -47,8 +47,8 @@ def test_random_losses(tmp_path: Path, seed: int) -> None:
         for rank, own in works.items():
             # An armed fault may hit at any later moment.
             server.wait(
-                lambda: (
-                    rank in server.status().lost  # noqa: B023
+                lambda rank=rank, own=own: (
+                    rank in server.status().lost
                     or all(len(server.tokens(work.name)) >= work.length for work in own)
                 ),
                 f"rank {rank} done or lost",
