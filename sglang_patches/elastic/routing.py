@@ -4,13 +4,51 @@ The message that SGLang has for it holds one flag a rank; ours holds two, first 
 a member. A draining rank is a member that is not routed to.
 """
 
+import logging
 from collections.abc import Callable, Collection
 from copy import copy
 from typing import Any
 
+import zmq
+
 _MEMBERS = "_flexfloor_members"
 _INACTIVE = "_flexfloor_inactive"
 _NEVER = 1 << 60
+PEER_TIMEOUT_MS = 100
+"""A live rank's socket takes any number of messages at once."""
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerSocket:
+    """The controller's socket to one rank, which never waits for a rank that is gone.
+
+    ZeroMQ lets a sender without a peer wait for one for ever, and with the controller everybody's requests
+    would wait. What is dropped here is ended at its client by the main process, which knows of the loss.
+    """
+
+    def __init__(self, socket: Any, ep_rank: int) -> None:
+        self._socket = socket
+        self._ep_rank = ep_rank
+
+    def send(self, data: Any, flags: int = 0) -> None:
+        """As the socket's own `send`."""
+        if self._has_peer():
+            self._socket.send(data, flags=flags)
+
+    def send_pyobj(self, data: Any, flags: int = 0, **options: Any) -> None:
+        """As the socket's own `send_pyobj`."""
+        if self._has_peer():
+            self._socket.send_pyobj(data, flags=flags, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def _has_peer(self) -> bool:
+        found = bool(self._socket.poll(PEER_TIMEOUT_MS, zmq.POLLOUT))
+        if not found:
+            logger.warning("flexfloor dropped a message for ep_rank=%d, which is gone", self._ep_rank)
+        return found
 
 
 def encode(ep_ranks: Collection[int], members: Collection[int], num_ranks: int) -> list[bool]:
@@ -21,6 +59,9 @@ def encode(ep_ranks: Collection[int], members: Collection[int], num_ranks: int) 
 def update(original: Callable[[Any, Any], None], controller: Any, message: Any) -> None:
     """Take in the flags, and make every policy skip the ranks that are not routed to."""
     num_ranks = len(controller.workers)
+    for rank, socket in enumerate(controller.workers):
+        if isinstance(socket, zmq.Socket):
+            controller.workers[rank] = WorkerSocket(socket, rank)
     routed = copy(message)
     routed.status, members = list(message.status[:num_ranks]), message.status[num_ranks:]
     original(controller, routed)

@@ -1,14 +1,18 @@
 """Where the data-parallel controller sends requests while ranks are away."""
 
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
 from elastic_fakes import stand_in
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_patches.elastic.routing import (
+    WorkerSocket,
     deliver_to_named_rank,
     dispatch_to_active,
     encode,
@@ -176,3 +180,24 @@ def test_a_rank_that_does_not_exist_is_left_to_sglang_to_refuse(
     controller.workers[2] = None
     deliver_to_named_rank(sglang.route, controller, SimpleNamespace(routed_dp_rank=rank))
     assert (sglang.asked, sglang.sent) == ([rank], [])
+
+
+def test_a_message_for_a_rank_that_is_gone_is_dropped_and_nobody_waits(tmp_path: Path) -> None:
+    with zmq.Context() as context, context.socket(zmq.PUSH) as bound, context.socket(zmq.PULL) as rank:
+        for socket in (bound, rank):
+            socket.linger = 0
+        address = f"ipc://{tmp_path}/rank"
+        bound.bind(address)
+        rank.connect(address)
+        worker = WorkerSocket(bound, 2)
+        worker.send_pyobj("first")
+        assert rank.poll(10_000)
+        assert rank.recv_pyobj() == "first"
+        rank.close()
+        # Till ZeroMQ has seen it go, a message may still go nowhere.
+        give_up_at_s = time.monotonic() + 10.0
+        while bound.poll(0, zmq.POLLOUT):
+            assert time.monotonic() < give_up_at_s
+        worker.send(b"dropped")
+        worker.send_pyobj("dropped")
+        assert worker.type == zmq.PUSH
