@@ -2,12 +2,14 @@
 
 Every child runs in a session of its own, so a Ctrl-C in the terminal reaches only the driver, which then ends
 the children in order. A child also gets a parent-death signal from the kernel (Linux), so that it does not
-outlive a driver that was killed.
+outlive a driver that was killed. What a killed descendant has left behind is known by a mark in its
+environment.
 """
 
 import ctypes
 import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 64 * 1024
+_MARK = "FLEXFLOOR_PROCESS_MARK"
+"""A path: a child's mark begins with that of the process that started it."""
 _GRACE_POLL_S = 0.05
 
 
@@ -75,9 +79,10 @@ class ChildProcess:
         self.log_path = log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log: IO[bytes] = log_path.open("ab")
+        self._mark = f"{os.environ.get(_MARK, '')}/{secrets.token_hex(8)}"
         self._popen = subprocess.Popen(
             list(argv),
-            env=None if env is None else dict(env),
+            env={**(os.environ if env is None else env), _MARK: self._mark},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -105,11 +110,11 @@ class ChildProcess:
             )
 
     def descendants(self) -> list[psutil.Process]:
-        """Every live process below this one; they may have left its process group."""
-        try:
-            return psutil.Process(self.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
+        """Every live process below this one; they may have left its process group, or lost their parent."""
+        found = _marked(self._mark)
+        with suppress(psutil.NoSuchProcess):
+            found |= set(psutil.Process(self.pid).children(recursive=True))
+        return [process for process in found if process.pid != self.pid]
 
     def close_log(self) -> None:
         self._log.close()
@@ -205,6 +210,16 @@ class ChildProcesses:
     ) -> None:
         if self._children:
             self.stop()
+
+
+def _marked(mark: str) -> set[psutil.Process]:
+    found = set()
+    for process in psutil.process_iter():
+        # Others' processes, and those that have just ended.
+        with suppress(psutil.Error, OSError):
+            if process.environ().get(_MARK, "").startswith(mark):
+                found.add(process)
+    return found
 
 
 def _kill_all(processes: Sequence[psutil.Process], *, timeout_s: float) -> None:

@@ -23,6 +23,15 @@ child = subprocess.Popen([sys.executable, "-c", "import time; print('up', flush=
 print("grandchild", child.pid, flush=True)
 child.wait()
 """
+ORPHANER = """
+import subprocess, sys, time
+middle = subprocess.Popen([sys.executable, "-c", {middle!r}], stdout=subprocess.PIPE)
+print(middle.stdout.readline().decode(), flush=True)
+middle.kill()
+middle.wait()
+print("killed", flush=True)
+time.sleep(600)
+"""
 STUBBORN = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -76,6 +85,17 @@ def test_grandchildren_end_too_even_in_a_session_of_their_own(tmp_path: Path, ne
     assert not child.is_alive()
     psutil.wait_procs([grandchild], timeout=DEADLINE_S)
     assert not grandchild.is_running()
+
+
+def test_what_a_killed_grandchild_has_left_ends_too(tmp_path: Path) -> None:
+    with ChildProcesses() as children:
+        child = start(children, tmp_path, ORPHANER.format(middle=SPAWNER.format(new_session=True)))
+        orphan = psutil.Process(int(wait_for_line(child, "grandchild").split()[1]))
+        wait_for_line(child, "killed")
+        assert orphan.is_running()
+        assert orphan not in psutil.Process(child.pid).children(recursive=True)
+    psutil.wait_procs([orphan], timeout=DEADLINE_S)
+    assert not orphan.is_running()
 
 
 def test_a_child_that_ignores_sigterm_is_killed_within_the_limit(tmp_path: Path) -> None:
