@@ -146,8 +146,8 @@ class ServerSide:
         membership = serving.current()
         if membership is not None and membership.recovers:
             if request.routed_dp_rank is None:
-                routed = membership.manager.status().routed
-                request.routed_dp_rank = membership.losses.choose(routed, self._load_to_balance())
+                targets = membership.targets()
+                request.routed_dp_rank = membership.losses.choose(targets, self._load_to_balance())
             membership.losses.refuse(request.rid, request.routed_dp_rank)
         cap_tokens = getattr(request.sampling_params, "max_new_tokens", None)
         self._tracker.send(

@@ -133,6 +133,17 @@ class ServerMembership:
         """Whether this process is a rank that has said hello: whoever watches it, the manager does too."""
         return any(hello.pid == pid for hello in self.manager.hellos().values())
 
+    def targets(self) -> tuple[int, ...]:
+        """Who may get a request: those who are routed to, or while nobody is, any rank that is not gone.
+
+        Nobody is between the loss of the last member and the return of a parked rank: there it waits.
+        """
+        status = self.manager.status()
+        gone = ("lost", "exited")
+        return status.routed or tuple(
+            rank for rank, state in sorted(status.states.items()) if str(state) not in gone
+        )
+
     def shut_down(self) -> None:
         """The server ends in good order, and its ranks with it."""
         self.manager.stand_down()
