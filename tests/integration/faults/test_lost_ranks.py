@@ -81,6 +81,6 @@ def test_the_ranks_that_are_left_leave_and_return(
     assert dying_server.client.rejoin().ok
     assert dying_server.status().members == (1, 3)
     assert_same(oracle, dying_server.run(again(oracle, dp_rank=lambda _: None)), lost=-1)
-    found = requests.get(f"{dying_server.server.url}/flexfloor/status", timeout=30).json()
+    found = requests.get(f"{dying_server.server.url}/flexfloor/membership", timeout=30).json()
     assert found["lost"] == [0, 2]
     assert [row["lost"] for row in found["recoveries"]] == [[2], [0]]
