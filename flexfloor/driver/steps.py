@@ -109,7 +109,7 @@ class Run:
             )
 
     def _step(self, step: int, weight_version: int) -> None:
-        self._seconds = {}
+        self._seconds = {"sync": 0.0}
         batch = self._scheduler.batch(step)
         prompts = [self._prompts[index] for index in batch.indices]
         requests = step_requests(
@@ -304,9 +304,12 @@ class Run:
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
+        """A try that a dead server ended counts as well."""
         started_s = time.monotonic()
-        yield
-        self._seconds[phase] = time.monotonic() - started_s
+        try:
+            yield
+        finally:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.monotonic() - started_s
 
 
 def _of_the_rollout(record: Mapping[str, Any]) -> dict[str, Any]:

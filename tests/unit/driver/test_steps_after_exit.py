@@ -76,6 +76,8 @@ class Steps(Run):
         self._rollout.append("train")  # type: ignore[attr-defined]
 
     def _record(self, step: int, outcome: Any, train: Any, sync: Any, ahead: Any) -> None:
+        # What the line of a step shows.
+        assert {"rollout", "train", "sync"} <= self._seconds.keys()
         self._rollout.append(f"record {sync.num_bytes} bytes")  # type: ignore[attr-defined]
 
 
