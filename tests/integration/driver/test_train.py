@@ -55,6 +55,7 @@ def drawn(run_dir: Path, step: int) -> list[tuple[str, tuple[int, ...]]]:
 
 
 @pytest.mark.late
+@pytest.mark.full
 def test_a_dead_rank_ends_the_run_with_its_story_and_nothing_is_left_running(tmp_path: Path) -> None:
     with running_job(
         tmp_path / "own", [*SMALL, "num_steps=1000", "cluster.max_server_restarts=0", *DIES_WITH_A_RANK]

@@ -14,7 +14,8 @@ from flexfloor.membership.client import DriverClient
 from flexfloor.membership.endpoint import Endpoint
 from flexfloor.processes import ChildProcesses
 
-pytestmark = [pytest.mark.integration, pytest.mark.late, pytest.mark.timeout(900)]
+# `full`: it needs servers of its own.
+pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.late, pytest.mark.timeout(900)]
 
 START_DEADLINE_S = 600.0
 FLAGS = ["--flexfloor-membership", "elastic", "--flexfloor-floor", "2"]

@@ -20,7 +20,7 @@ START_DEADLINE_S = 900.0
 TAIL_DEADLINE_S = 900.0
 QUICKSTART_DEADLINE_S = 2400.0
 CONTEXT_TOKENS = 4096
-LONG_TOKENS = 3000
+LONG_TOKENS = 1500
 """The tail lasts long enough for ranks to exit, their step to end and SLURM to start another job."""
 NUM_PROMPTS, BATCH, LONG_PROMPT, SEED = 8, 4, 0, 9
 
