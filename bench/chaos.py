@@ -17,6 +17,7 @@ other classes the table tells seconds from the kill to the next recorded step. T
 
 import argparse
 import json
+import shutil
 import signal
 import statistics
 import sys
@@ -35,6 +36,7 @@ from chaos_run import ChaosRun, Hit
 from job import SMALL, running_job
 from same_run import differences, lost_or_twice
 
+from flexfloor.report.metrics import read_metrics
 from flexfloor.rollout.ledger import read_ledger, step_path
 
 ORACLE_STEP_LIMIT_S = 300.0
@@ -79,8 +81,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _oracle(folder: Path, arguments: Sequence[str], num_steps: int) -> Path:
     run_dir = folder / "run"
-    if (run_dir / "done").exists():
+    if (run_dir / "done").exists() and len(read_metrics(run_dir)) == num_steps:
         return run_dir
+    # One of an earlier call with fewer or more steps.
+    shutil.rmtree(folder, ignore_errors=True)
     with running_job(folder, arguments) as job:
         code = job.wait(600 + num_steps * ORACLE_STEP_LIMIT_S)
         if code != 0:
