@@ -1,6 +1,7 @@
 """The state of the group and the steps of a change; `Membership` says which event takes which step. PURE."""
 
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from enum import StrEnum
 
@@ -35,7 +36,7 @@ class Outcome(StrEnum):
     ignored = "ignored"
 
 
-class Group:
+class Group(ABC):
     """`ep_size` launch ranks. All of them are members at the start: epoch 0, canonical placement.
 
     Args:
@@ -162,8 +163,9 @@ class Group:
         self._out += [c.GrantFence(fence_id=name) for name in granted]
         self._start_next_change(at)
 
+    @abstractmethod
     def _check_recovery(self, recovery: Recovery, at: float) -> None:
-        raise NotImplementedError
+        """By the clock."""
 
     def _check_deadline(self, at: float) -> None:
         change = self.change
@@ -174,8 +176,9 @@ class Group:
         else:
             self._give_up_waiting(change, at)
 
+    @abstractmethod
     def _give_up_waiting(self, change: Change, at: float) -> None:
-        raise NotImplementedError
+        """The change is past a deadline at which it cannot be cancelled any more."""
 
     def _start_next_change(self, at: float) -> None:
         if self.fences.held or not self.is_ready:

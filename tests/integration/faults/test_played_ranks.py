@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from played_ranks import NUM_RANKS, Control, PlayedServer, Work
+from played_group import PlayedServer
+from played_ranks import NUM_RANKS, Control, Work
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

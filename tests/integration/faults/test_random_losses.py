@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from played_ranks import NUM_RANKS, PlayedServer, Work
+from played_group import PlayedServer
+from played_ranks import NUM_RANKS, Work
 
 pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(180)]
 

@@ -39,7 +39,6 @@ def test_the_policy_lets_ranks_go_while_the_tail_runs(served: Drained) -> None:
     engine = driver.Engine(url=served.url, api_key=API_KEY)
     begun = served.post("flexfloor/rollout", ADMIN_KEY, action="begin", rollout_step=1)
     assert begun.status_code == 200, begun.text
-    # The last one runs long after the rest.
     responses = driver.run_rollout(engine, 16, 768, seed=5)
     ended = served.post("flexfloor/rollout", ADMIN_KEY, action="end").json()
     assert ended["response_tokens"] == sum(map(len, responses))
