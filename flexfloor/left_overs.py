@@ -70,12 +70,22 @@ def _hold(folder: Path, through_exec: bool) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if is_new:
-            fresh.rename(path)
+            _name(fresh, path)
     except OSError:
         os.close(descriptor)
         raise
     os.set_inheritable(descriptor, through_exec)
     return descriptor
+
+
+def _name(fresh: Path, path: Path) -> None:
+    """Unlike a rename, this never takes the place of one that another process has just named."""
+    try:
+        path.hardlink_to(fresh)
+    except FileExistsError as error:
+        raise BlockingIOError(f"{path} was made by another process meanwhile") from error
+    finally:
+        fresh.unlink()
 
 
 def remove_left_folders(parent: Path, prefix: str = _PREFIX) -> list[Path]:
@@ -101,9 +111,11 @@ def remove_left_shared_memory(folder: Path = SHARED_MEMORY, *, unmapped_s: float
     mapped = mapped_files(_pids(), folder) if names else set()
     removed = []
     for path in names:
-        if path not in mapped and _is_unused(path, unmapped_s):
-            path.unlink(missing_ok=True)
-            removed.append(path)
+        # Several servers may start at once, each removing, and others end meanwhile.
+        with suppress(FileNotFoundError):
+            if path not in mapped and _is_unused(path, unmapped_s):
+                path.unlink()
+                removed.append(path)
     if removed:
         logger.info("removed %d files of shared memory of dead servers in %s", len(removed), folder)
     return removed
@@ -155,9 +167,17 @@ def _is_unused(path: Path, unmapped_s: float) -> bool:
 
 def _files_of_user(folder: Path) -> list[Path]:
     try:
-        return [path for path in sorted(folder.iterdir()) if path.lstat().st_uid == os.getuid()]
+        paths = sorted(folder.iterdir())
     except OSError:
         return []
+    return [path for path in paths if _is_of_user(path)]
+
+
+def _is_of_user(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid == os.getuid()
+    except OSError:
+        return False
 
 
 def _number(path: Path) -> tuple[str, int] | None:

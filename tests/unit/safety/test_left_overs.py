@@ -6,6 +6,8 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,56 @@ def test_shared_memory_of_dead_servers(tmp_path: Path) -> None:
     assert [path.name for path in removed] == [names[0], names[3]]
     assert left_overs.remove_left_shared_memory(tmp_path, unmapped_s=600.0) == []
     assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_servers_that_start_and_end_at_once(tmp_path: Path) -> None:
+    used = tmp_path / "sglang_loads_used_1.shm"
+    used.write_bytes(b"x")
+    ends = threading.Event()
+
+    def come_and_go() -> None:
+        passing = [tmp_path / f"sglang_loads_passing_{i}.shm" for i in range(40)]
+        while not ends.is_set():
+            for path in passing:
+                path.touch()
+            for path in passing:
+                path.unlink(missing_ok=True)
+
+    def start() -> int:
+        return sum(len(left_overs.remove_left_shared_memory(tmp_path, unmapped_s=-1.0)) for _ in range(30))
+
+    with (
+        used.open("r+b") as file,
+        mmap.mmap(file.fileno(), 0),
+        ThreadPoolExecutor(3) as threads,
+    ):
+        passing = threads.submit(come_and_go)
+        try:
+            removed = [start.result() for start in [threads.submit(start) for _ in range(2)]]
+        finally:
+            ends.set()
+        passing.result()
+        assert used.exists()
+    assert sum(removed) > 0
+
+
+def test_one_of_many_that_start_at_once_holds_a_new_folder(tmp_path: Path) -> None:
+    def try_to_hold(folder: Path) -> int | None:
+        barrier.wait(20)
+        try:
+            return left_overs.hold(folder)
+        except BlockingIOError:
+            return None
+
+    barrier = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as threads:
+        for i in range(100):
+            folder = tmp_path / str(i)
+            folder.mkdir()
+            found = [one for one in threads.map(try_to_hold, [folder, folder]) if one is not None]
+            assert len(found) == 1
+            for descriptor in found:
+                os.close(descriptor)
 
 
 def test_a_stopped_child_leaves_no_semaphore(tmp_path: Path) -> None:
