@@ -14,6 +14,7 @@ EXPERT_SLOTS = ("exact", "reserved")
 PARK_FREES = ("experts", "kv", "dense")
 RELEASES = ("manual", "drained", "policy")
 RECOVERIES = ("auto", "on", "off")
+RETRIES = ("auto", "prefill")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,9 @@ class PluginConfig:
     """A change that is not prepared by then is cancelled."""
     recovery: str = "auto"
     """Whether the others go on when a rank is lost. `auto`: where safe; `on`: refuse the start where not."""
+    retry: str = "auto"
+    """What follows a broken pass. `auto`: it is made again where the model allows it, else as with `prefill`:
+    its requests are prefilled again."""
     heartbeat_timeout_s: float = 60.0
     """A rank that is silent for so long is ended, and then lost."""
     fault_folder: str = ""
@@ -65,6 +69,7 @@ class PluginConfig:
             ("expert_slots", EXPERT_SLOTS),
             ("release", RELEASES),
             ("recovery", RECOVERIES),
+            ("retry", RETRIES),
         ):
             value = getattr(self, name)
             if value not in known:

@@ -36,10 +36,12 @@ Own flags:
                                      works too: its communicator is made at the change, and it decodes
                                      without graphs.
   --flexfloor-prepare-timeout S      a change that is not prepared by then is cancelled (default 120).
-  --flexfloor-recovery auto|on|off   whether the other ranks go on when one is lost. auto (default): on CPUs,
-                                     with models whose forward pass can be repeated; on: refuse to start
-                                     where it cannot be; off: a lost rank ends the server. The experts are
-                                     mirrored in host memory for it.
+  --flexfloor-recovery auto|on|off   whether the other ranks go on when one is lost. auto (default): on CPUs;
+                                     on: refuse to start elsewhere; off: a lost rank ends the server. The
+                                     experts are mirrored in host memory for it.
+  --flexfloor-retry auto|prefill     what follows a forward pass that broke with a lost rank. auto (default):
+                                     it is made again where the model allows it, else as with prefill: the
+                                     requests of each rank are prefilled again, with the tokens they have.
   --flexfloor-heartbeat-timeout-s S  a rank that is silent for so long is ended, and is lost (default 60).
   --flexfloor-delays P,MIN,MAX,SEED  random delays in the ranks, for tests.
   --flexfloor-fault-folder FOLDER    a file kill-RANK-POINT or stop-RANK-POINT there ends or stops a rank at a

@@ -15,6 +15,7 @@ from sglang_patches.plugin_config import (
     PARK_FREES,
     RECOVERIES,
     RELEASES,
+    RETRIES,
     PluginConfig,
 )
 
@@ -52,6 +53,7 @@ class ServeArgs:
     member_sets: MemberSets = ()
     prepare_timeout_s: float = 120.0
     recovery: str = "auto"
+    retry: str = "auto"
     heartbeat_timeout_s: float = 60.0
     fault_folder: str = ""
     delays: DelayConfig = field(default_factory=DelayConfig)
@@ -102,6 +104,7 @@ def _membership_args(own: dict[str, str], device: str) -> dict[str, Any]:
         "member_sets": _member_sets(own.pop("--flexfloor-member-sets", "")),
         "prepare_timeout_s": _seconds(own, "--flexfloor-prepare-timeout", "120"),
         "recovery": own.pop("--flexfloor-recovery", "auto"),
+        "retry": own.pop("--flexfloor-retry", "auto"),
         "heartbeat_timeout_s": _seconds(own, "--flexfloor-heartbeat-timeout-s", "60"),
         "release": own.pop("--flexfloor-release", "manual"),
         "release_quiet_s": _seconds(own, "--flexfloor-release-quiet", "0.1"),
@@ -213,6 +216,8 @@ def _check_release(args: ServeArgs) -> None:
         _refuse("--flexfloor-release", args.release, problem, "add --flexfloor-membership elastic")
     if args.recovery not in RECOVERIES:
         _refuse("--flexfloor-recovery", args.recovery, "unknown", f"one of {', '.join(RECOVERIES)}")
+    if args.retry not in RETRIES:
+        _refuse("--flexfloor-retry", args.retry, "unknown", f"one of {', '.join(RETRIES)}")
     if args.recovery == "on" and args.membership == "static":
         problem = "a static group cannot go on without a rank"
         _refuse("--flexfloor-recovery", "on", problem, "add --flexfloor-membership elastic")

@@ -37,6 +37,7 @@ from sglang_patches.elastic.fault_points import FaultPoints
 from sglang_patches.elastic.graphs import GraphSets
 from sglang_patches.elastic.groups import restamp
 from sglang_patches.elastic.parking import ParkedMemory
+from sglang_patches.elastic.prefill_again import PrefillAgain
 from sglang_patches.elastic.prepare import Plan, Preparer
 from sglang_patches.elastic.recovery import Recovery
 
@@ -60,6 +61,7 @@ class ElasticRuntime:
         controls: ControlLog | None = None,
         recovery: Recovery | None = None,
         faults: FaultPoints | None = None,
+        prefill_again: PrefillAgain | None = None,
     ) -> None:
         self.ep_rank = ep_rank
         self._scheduler = scheduler
@@ -73,6 +75,8 @@ class ElasticRuntime:
         self._controls = controls or ControlLog()
         self._recovery = recovery
         self._faults = faults or FaultPoints("", ep_rank)
+        self._prefill_again = prefill_again
+        """None: a broken pass is made again and its result is taken."""
         self._is_parked = False
         self._skips_broadcast = False
         self._unsent: list[Any] = []
@@ -90,6 +94,8 @@ class ElasticRuntime:
         """Before SGLang receives requests: the one place where this rank changes anything."""
         self._link.beat()
         self._delays.at("loop")
+        if self._prefill_again is not None:
+            self._prefill_again.settle()
         if plan := self._member.due_switch:
             self._switch(plan)
         if self._must_park:
@@ -150,17 +156,26 @@ class ElasticRuntime:
 
     def forward(self, call: Callable[[], Any], batch: Any, idle_result: Callable[[], Any]) -> Any:
         """The forward pass of this batch. Made again, it writes the same KV to the same slots."""
+        was_broken = False
         while True:
             try:
                 self._faults.at(_phase_of(batch))
-                return call()
+                result = call()
+                if was_broken and self._prefill_again is not None and not batch.forward_mode.is_idle():
+                    self._prefill_again.discard(result)
+                return result
             except Exception as error:
                 self._recover("the forward pass", error)
                 self._skips_broadcast = False
+                was_broken = True
             gathered = self._scheduler.dp_attn_adapter.prepare_mlp_sync_batch(batch)
             if gathered is None or max(batch.global_num_tokens) == 0:
                 # Only the lost ranks had tokens, so the others make no pass.
                 return idle_result()
+
+    def is_discarded(self, result: Any) -> bool:
+        """Whether SGLang must take no token from this pass."""
+        return self._prefill_again is not None and self._prefill_again.is_discarded(result)
 
     def update_weights(self, call: Callable[[], Any], *, begins: bool, ends: bool) -> Any:
         """One of SGLang's calls that change weights. A loss inside cannot be made good."""

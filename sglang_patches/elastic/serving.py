@@ -22,7 +22,7 @@ from flexfloor.membership.status import MembershipStatus, OperationResult
 from sglang_patches import CONFIG_ENV, plugin_config
 from sglang_patches.elastic import group_store, routing
 from sglang_patches.elastic.losses import Losses
-from sglang_patches.elastic.topology import num_experts_of, unsafe_retry
+from sglang_patches.elastic.topology import no_recovery, num_experts_of
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class ServerMembership:
         self._held: dict[str, str] = {}
         self._on_abandon = on_abandon
         self.losses = Losses(tokenizer_manager)
-        problem = unsafe_retry(tokenizer_manager.model_config, config.device)
+        problem = no_recovery(config.device)
         self.recovers = config.recovers and not problem
         """Whether the other ranks go on when one is lost."""
         if config.recovers and problem:

@@ -1,5 +1,6 @@
 """Puts the elastic runtime into a scheduler process, once SGLang's scheduler is complete."""
 
+import logging
 import os
 import secrets
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from sglang_patches.elastic.graphs import GraphSets
 from sglang_patches.elastic.groups import GroupFactory, gather_objects, restamp
 from sglang_patches.elastic.mirror import ExpertMirrors
 from sglang_patches.elastic.parking import ParkedMemory
+from sglang_patches.elastic.prefill_again import PrefillAgain
 from sglang_patches.elastic.prepare import Preparer
 from sglang_patches.elastic.prepared_sets import prepare_sets
 from sglang_patches.elastic.recovery import Recovery
@@ -33,13 +35,16 @@ from sglang_patches.elastic.topology import (
     check_experts,
     check_graphs,
     check_topology,
+    no_recovery,
     num_experts_of,
-    unsafe_retry,
+    unsafe_repeat,
 )
 from sglang_patches.elastic.transfer import TransferGroup
 from sglang_patches.member_sets import without_full
 from sglang_patches.plugin import refuse
 from sglang_patches.plugin_config import PluginConfig
+
+logger = logging.getLogger(__name__)
 
 _current: ElasticRuntime | None = None
 
@@ -138,6 +143,7 @@ def _build(scheduler: Any, config: PluginConfig, placement: ExpertPlacement) -> 
         controls,
         recovery,
         faults,
+        None if _repeats(scheduler, config) else PrefillAgain(scheduler),
     )
 
 
@@ -164,12 +170,19 @@ def _groups(scheduler: Any, config: PluginConfig, *, own_full_group: bool) -> Gr
 
 
 def _recovers(scheduler: Any, config: PluginConfig) -> bool:
-    problem = unsafe_retry(scheduler.model_config, config.device)
+    problem = no_recovery(config.device)
     if problem and config.recovery == "on":
         refuse(
             f"--flexfloor-recovery=on: {problem}. Fix: leave the flag out; a lost rank ends the server then"
         )
     return config.recovers and not problem
+
+
+def _repeats(scheduler: Any, config: PluginConfig) -> bool:
+    problem = unsafe_repeat(scheduler.model_config)
+    if problem and config.recovers:
+        logger.warning("flexfloor: requests are prefilled again after a loss: %s", problem)
+    return not problem and config.retry == "auto"
 
 
 def _hello(ep_rank: int) -> HelloMsg:

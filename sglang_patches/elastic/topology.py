@@ -64,10 +64,13 @@ def check_graphs(scheduler: Any, expert_slots: str) -> None:
             _refuse(problem, "take --flexfloor-expert-slots reserved, or switch the graphs off")
 
 
-def unsafe_retry(model_config: Any, device: str) -> str:
-    """Why a broken forward pass cannot be made once more, so that a lost rank ends the server; else empty."""
-    if device != "cpu":
-        return f"recovery has not been run on device {device}"
+def no_recovery(device: str) -> str:
+    """Why a lost rank ends the server; else empty."""
+    return "" if device == "cpu" else f"recovery has not been run on device {device}"
+
+
+def unsafe_repeat(model_config: Any) -> str:
+    """Why a broken forward pass cannot simply be made once more; else empty."""
     if getattr(model_config, "is_hybrid_swa", False):
         return "the model's sliding-window cache has not been tried with a repeated pass"
     if getattr(model_config, "linear_attn_registry_result", None) or _is_recurrent(

@@ -1,5 +1,6 @@
 """Hooks on sglang.srt.managers.scheduler."""
 
+from collections.abc import Callable
 from typing import Any
 
 from sglang_patches import iteration_log
@@ -21,6 +22,17 @@ def nap_when_idle(_result: Any, _scheduler: Any) -> None:
     from sglang_patches.cpu.patience import nap
 
     nap()
+
+
+def skip_discarded(
+    original: Callable[..., None], scheduler: Any, batch: Any, result: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Around `Scheduler.process_batch_result`."""
+    from sglang_patches.elastic import start
+
+    runtime = start.current()
+    if runtime is None or not runtime.is_discarded(result):
+        original(scheduler, batch, result, *args, **kwargs)
 
 
 def start_elastic_runtime(_result: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:

@@ -39,6 +39,17 @@ RECOVERY_ROWS: tuple[Patch, ...] = (
         membership="elastic",
     ),
     Patch(
+        target="sglang.srt.managers.scheduler.Scheduler.process_batch_result",
+        hook="scheduler:skip_discarded",
+        hook_type="around",
+        process="scheduler",
+        why="With models that cannot take a pass twice, no token comes from a pass that a loss has broken.",
+        upstream="none: project-specific",
+        remove_when="SGLang goes on without a lost rank.",
+        checked={"0.5.23": "5530be2efae0"},
+        membership="elastic",
+    ),
+    Patch(
         target="sglang.srt.managers.scheduler.Scheduler.handle_update_weight_version",
         hook="scheduler:rename_weights",
         hook_type="after",

@@ -26,8 +26,16 @@ forked = multiprocessing.get_context("fork")
 class PlayedServer:
     """The ranks and their manager. Example: server.send(0, Work("a", 3, 40)); server.kill(2)"""
 
-    def __init__(self, folder: Path, *, floor: int = 1, heartbeat_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        floor: int = 1,
+        heartbeat_timeout_s: float = 30.0,
+        is_recurrent: bool = False,
+    ) -> None:
         (folder / "faults").mkdir()
+        self._is_recurrent = is_recurrent
         self._folder = folder
         self.abandoned: list[int] = []
         self.failed = threading.Event()
@@ -62,7 +70,9 @@ class PlayedServer:
         from_rank, out = forked.Pipe(duplex=False)
         log_path = self._folder / f"rank{rank}.log"
         process = forked.Process(
-            target=run_rank, args=(rank, self._folder, inbox, out, log_path), daemon=True
+            target=run_rank,
+            args=(rank, self._folder, inbox, out, log_path, self._is_recurrent),
+            daemon=True,
         )
         process.start()
         inbox.close()

@@ -3,7 +3,8 @@
 Real: manager, links, runtime, recovery, gloo groups, host mirrors, transfers, a process per rank. Played:
 SGLang's scheduler and model. A token is made of the one before it and of the weights of one expert of each of
 two layers, summed over all ranks. So an expert that nobody serves, that two ranks serve, or that holds other
-weights gives another token, and so does a token that is made twice.
+weights gives another token, and so does a token that is made twice. A recurrent model has a state of each
+request too, a count of its passes, and a pass that it takes twice gives another token.
 """
 
 import os
@@ -120,9 +121,13 @@ class Pass:
 
 
 class PlayedRank:
-    def __init__(self, rank: int, folder: Path, inbox: Connection, out: Connection) -> None:
+    def __init__(
+        self, rank: int, folder: Path, inbox: Connection, out: Connection, *, is_recurrent: bool
+    ) -> None:
         self._rank, self._inbox, self._out = rank, inbox, out
+        self._is_recurrent = is_recurrent
         self._running: list[list[Any]] = []
+        """Of each: the request, its last token, how many it has, and the passes in its state."""
         self._serving = SimpleNamespace(weight_version=VERSION)
         self._parallel = SimpleNamespace(
             world_group=SimpleNamespace(local_rank=rank, device_group=dist.group.WORLD)
@@ -132,6 +137,11 @@ class PlayedRank:
             "sglang.srt.runtime_context",
             get_parallel=lambda: self._parallel,
             get_serving=lambda: self._serving,
+        )
+        _stand_in(
+            "sglang.srt.managers.io_struct",
+            PauseGenerationReqInput=SimpleNamespace,
+            ContinueGenerationReqInput=SimpleNamespace,
         )
         self.scheduler: Any = self._made_scheduler(rank, inbox)
         config = PluginConfig(
@@ -156,7 +166,11 @@ class PlayedRank:
             tp_cpu_group=launched.cpu_group,
             tp_size=NUM_RANKS,
             tp_worker=SimpleNamespace(model_runner=runner),
-            model_config=SimpleNamespace(hf_text_config=SimpleNamespace()),
+            model_config=SimpleNamespace(
+                hf_text_config=SimpleNamespace(mamba_d_state=1 if self._is_recurrent else None)
+            ),
+            pause_generation=self._retract,
+            continue_generation=lambda _request: None,
             memory_saver_adapter=None,
             weight_updater=SimpleNamespace(tp_cpu_group=launched.cpu_group),
             request_receiver=SimpleNamespace(recv_from_tokenizer=inbox, recv_from_rpc=None),
@@ -179,7 +193,7 @@ class PlayedRank:
                 pulled.append(self._inbox.recv())
             for request in self.runtime.broadcast(self._broadcast, _split, pulled):
                 if isinstance(request, Work):
-                    self._running.append([request, request.seed, 0])
+                    self._running.append([request, request.seed, 0, 0])
                 else:
                     self._control(request)
             self.scheduler.running_batch = Batch(len(self._running))
@@ -189,7 +203,16 @@ class PlayedRank:
             if batch is None:
                 threading.Event().wait(PASS_S)
             else:
-                self._keep(self.runtime.forward(lambda: self._forward(batch), batch, lambda: []))  # noqa: B023
+                tokens = self.runtime.forward(lambda: self._forward(batch), batch, lambda: [])  # noqa: B023
+                if not self.runtime.is_discarded(tokens):
+                    self._keep(tokens)
+
+    def _retract(self, request: Any) -> None:
+        """SGLang's pause: all requests are prefilled again, and so is their state."""
+        assert request.mode == "retract"
+        for row in self._running:
+            row[3] = row[2]
+        self._out.send(("prefilled again", "rank", self._rank))
 
     def _control(self, request: Control) -> None:
         if request.new_version:
@@ -211,6 +234,8 @@ class PlayedRank:
         return [*work, *(box[0] or [])]
 
     def _forward(self, batch: Any) -> list[int]:
+        for row in batch.works:
+            row[3] += 1
         threading.Event().wait(PASS_S)
         group, total = self.scheduler.tp_group, sum(batch.global_num_tokens)
         first = sum(batch.global_num_tokens[: group.rank_in_group])
@@ -229,7 +254,9 @@ class PlayedRank:
         if group.world_size > 1:
             dist.all_reduce(marks, group=group.device_group)
         own_marks = marks[first : first + len(batch.works)].tolist()
-        return [_next(row[1], mark) for row, mark in zip(batch.works, own_marks, strict=True)]
+        twice = [row[3] - row[2] - 1 if self._is_recurrent else 0 for row in batch.works]
+        rows = zip(batch.works, own_marks, twice, strict=True)
+        return [_next(row[1], mark) + passes for row, mark, passes in rows]
 
     def _keep(self, tokens: list[int]) -> None:
         for row, token in zip(self._running, tokens, strict=True):
@@ -250,7 +277,9 @@ def _stand_in(name: str, **attributes: Any) -> None:
     sys.modules[name] = module
 
 
-def run_rank(rank: int, folder: Path, inbox: Connection, out: Connection, log_path: Path) -> None:
+def run_rank(
+    rank: int, folder: Path, inbox: Connection, out: Connection, log_path: Path, is_recurrent: bool
+) -> None:
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -268,4 +297,4 @@ def run_rank(rank: int, folder: Path, inbox: Connection, out: Connection, log_pa
     _stand_in("sglang.srt.distributed", parallel_state=made)
     _stand_in("sglang.srt.layers.moe.fused_moe_triton.layer", FusedMoE=FusedMoE)
     _stand_in("sglang.srt.plugins.hook_registry", HookRegistry=SimpleNamespace(_patched={}))
-    PlayedRank(rank, folder, inbox, out).loop()
+    PlayedRank(rank, folder, inbox, out, is_recurrent=is_recurrent).loop()

@@ -67,6 +67,32 @@ def test_losses_around_a_switch(faulty: FaultyServer) -> None:
     assert faulty.status().members == (2,)
 
 
+@pytest.mark.parametrize("flags", [(), ("--disable-overlap-schedule",)], ids=["overlap", "no_overlap"])
+def test_requests_are_prefilled_again(
+    flags: tuple[str, ...], shared_checkpoint: Path, tmp_path: Path
+) -> None:
+    """As it is with models whose state would take a broken pass twice; here asked for by flag."""
+    with ChildProcesses() as children:
+        own = ("--flexfloor-retry", "prefill", *flags)
+        faulty = FaultyServer.start(children, shared_checkpoint, tmp_path, *own).wait_ready()
+        oracle = faulty.run(make_streams(LENGTHS, seed=1))
+        streams = again(oracle)
+        running = faulty.send(streams)
+        running.wait_tokens(5)
+        armed = faulty.arm("kill", 3, "decode")
+        running.join()
+        assert not armed.exists()
+        _assert_right(oracle, streams, lost={3})
+        armed = faulty.arm("kill", 1, "prefill")
+        streams = again(oracle, dp_rank=lambda s: s.dp_rank if s.dp_rank != 3 else 0)
+        faulty.run(streams)
+        assert not armed.exists()
+        _assert_right(oracle, streams, lost={1})
+        _assert_right(oracle, faulty.run(again(oracle, dp_rank=lambda _: None)), lost=set())
+        faulty.close()
+    assert "requests are prefilled again after a broken pass" in (tmp_path / "server.log").read_text()
+
+
 def _assert_right(oracle: object, streams: object, *, lost: set[int]) -> None:
     for expected, found in zip(oracle, streams, strict=True):  # type: ignore[call-overload]
         assert found.tokens == expected.tokens[: len(found.tokens)]

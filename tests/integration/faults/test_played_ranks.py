@@ -113,6 +113,20 @@ def test_a_rank_dies_at_a_point_of_the_iteration(start: Start, point: str, victi
     assert len(set(seen[0])) == len(seen[0])
 
 
+@pytest.mark.parametrize("point", ["prefill", pytest.param("decode", marks=pytest.mark.full)])
+def test_a_recurrent_state_takes_no_pass_twice(start: Start, point: str) -> None:
+    server = start(is_recurrent=True)
+    works = submit(server, 60)
+    server.wait_tokens(all_of(works), 5)
+    armed = server.arm("kill", 2, point)
+    works[1] += submit(server, 50, (1,))[1]
+    works[2] += submit(server, 50, (2,))[2]
+    server.wait(lambda: not armed.exists(), "hit")
+    assert_goes_on(server, works, 2)
+    # Those whose pass broke; a rank that was idle, or had ended the pass, has nothing to make good.
+    assert set(server.tokens("prefilled again")) & {0, 1, 3}
+
+
 @pytest.mark.full
 def test_two_ranks_are_killed_at_once(start: Start) -> None:
     server = start()
