@@ -36,6 +36,7 @@ from flexfloor.processes import ChildProcesses
 
 NUM_RANKS = 4
 MIB = 1 << 20
+END_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,7 @@ def measure(children: ChildProcesses, root: Path, options: argparse.Namespace) -
     for pid in sorted(last):
         if pid in first:
             print(f"{names(pid):>28} {asdict(first[pid])} -> {asdict(last[pid])}", file=sys.stderr)
+    end(server)
     return {
         "membership_epoch": status.membership_epoch,
         "releases": num_changes,
@@ -112,6 +114,14 @@ def measure(children: ChildProcesses, root: Path, options: argparse.Namespace) -
         "num_processes_end": len(last),
         **growth(first, last),
     }
+
+
+def end(server: Server) -> None:
+    """Ask its main process alone: a signal to all would end the ranks before it can tell them to."""
+    assert server.process is not None
+    psutil.Process(server.process.pid).terminate()
+    if not server.process.reap(END_LIMIT_S):
+        raise SystemExit(f"the server did not end within {END_LIMIT_S:g} s of SIGTERM")
 
 
 def one_rollout(server: Server, client: DriverClient, generator: random.Random, seed: int) -> tuple[int, int]:

@@ -296,17 +296,17 @@ class Exchange:
     def _execute(self, command: c.Command) -> None:
         match command:
             case c.StartDrain():
-                self._order(command.ep_rank, m.StartDrainMsg())
+                self.order(command.ep_rank, m.StartDrainMsg())
             case c.StopDrain():
-                self._order(command.ep_rank, m.StopDrainMsg())
+                self.order(command.ep_rank, m.StopDrainMsg())
             case c.Prepare():
                 self._send_plan(command)
             case c.Cancel():
                 for ep_rank in command.targets:
-                    self._order(ep_rank, m.CancelMsg(membership_epoch=command.membership_epoch))
+                    self.order(ep_rank, m.CancelMsg(membership_epoch=command.membership_epoch))
             case c.BreakGroup():
                 for ep_rank in command.ep_ranks:
-                    self._order(ep_rank, m.BreakMsg(generation=command.generation, lost=command.lost))
+                    self.order(ep_rank, m.BreakMsg(generation=command.generation, lost=command.lost))
             case c.Recover():
                 self._send_recovery(command)
             case c.AbandonRank():
@@ -339,7 +339,7 @@ class Exchange:
             mailboxes={rank: self._peers.agents[rank].hello.mailbox for rank in plan.targets},
         )
         for ep_rank in plan.targets:
-            self._order(ep_rank, message)
+            self.order(ep_rank, message)
 
     def _send_recovery(self, command: c.Recover) -> None:
         message = m.RecoverMsg(
@@ -352,7 +352,7 @@ class Exchange:
             mailboxes={rank: self._peers.agents[rank].hello.mailbox for rank in command.ep_ranks},
         )
         for ep_rank in command.ep_ranks:
-            self._order(ep_rank, message)
+            self.order(ep_rank, message)
 
     def _finish_operation(self, command: c.FinishOperation) -> None:
         result = OperationResult(
@@ -381,7 +381,7 @@ class Exchange:
             # Nobody waits for it any more, so nobody would release it.
             self.release_fence(fence_id)
 
-    def _order(self, ep_rank: int, order: m.WireOrderMsg) -> None:
+    def order(self, ep_rank: int, order: m.WireOrderMsg) -> None:
         """What cannot be delivered goes out again with a later heartbeat; without one the rank is lost."""
         session = self._peers.agents[ep_rank].session
         number = session.send(order, self._clock())

@@ -23,6 +23,7 @@ from flexfloor.membership.exchange import Exchange
 from flexfloor.membership.lookout import Lookout
 from flexfloor.membership.peers import Peers
 from flexfloor.membership.process_watch import ProcessWatch, this_node
+from flexfloor.membership.ranks import RankState
 from flexfloor.membership.state import Membership
 from flexfloor.membership.status import MembershipStatus, OperationResult
 from flexfloor.membership.wakeup import Wakeup
@@ -111,8 +112,9 @@ class Manager:
         self._thread.start()
 
     def stand_down(self) -> None:
-        """The server ends in good order: ranks that go from now on are not lost."""
+        """The server ends in good order: ranks that go from now on are not lost, and parked ones go too."""
         self._exchange.is_ending = True
+        self._call(self._end_parked)
 
     def close(self) -> None:
         """End the thread. What still waits for an answer gets MembershipFailed."""
@@ -202,6 +204,11 @@ class Manager:
                 return
         if future is not None:
             future.set_exception(MembershipFailed(self._reason_of_end()))
+
+    def _end_parked(self) -> None:
+        for ep_rank, state in self._exchange.status.states.items():
+            if state == RankState.parked:
+                self._exchange.order(ep_rank, m.StandDownMsg())
 
     def _reason_of_end(self) -> str:
         return self._exchange.end_reason or "the manager is closed"

@@ -59,6 +59,8 @@ class Member(Generic[PlanT]):
         """Of the last recovery that this rank came through."""
         self.breaking = 0
         """The newest generation that this rank was ordered to break for."""
+        self.stands_down = False
+        """The server ends. Only while this rank is parked is that its matter."""
         self._send = send
         self._prepare = prepare
         self._has_reported_drained = False
@@ -91,6 +93,8 @@ class Member(Generic[PlanT]):
             case m.RecoverMsg():
                 # Of a generation that the wait for it has given up: a newer break has been ordered.
                 pass
+            case m.StandDownMsg():
+                self.stands_down = True
             case m.ManagerLostMsg():
                 raise RuntimeError(f"ep_rank={self.ep_rank}: the membership manager is gone: {order.reason}")
 

@@ -161,6 +161,10 @@ class RecoverMsg(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Of the live ranks."""
 
 
+class StandDownMsg(msgspec.Struct, tag=True, frozen=True):
+    """The server ends in good order. For parked ranks: they read no requests, so SGLang cannot tell them."""
+
+
 class ManagerLostMsg(msgspec.Struct, tag=True, frozen=True):
     """Never on the wire: the link tells its own process that no manager will give orders any more."""
 
@@ -218,7 +222,7 @@ ReportMsg = (
     | GoodbyeMsg
 )
 """What an agent says after its hello."""
-WireOrderMsg = StartDrainMsg | StopDrainMsg | PrepareMsg | CancelMsg | BreakMsg | RecoverMsg
+WireOrderMsg = StartDrainMsg | StopDrainMsg | PrepareMsg | CancelMsg | BreakMsg | RecoverMsg | StandDownMsg
 OrderMsg = WireOrderMsg | ManagerLostMsg
 """What the model's loop gets to see."""
 

@@ -18,7 +18,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import zmq
 
@@ -261,10 +261,13 @@ class ElasticRuntime:
         logger.info("flexfloor %s stall_ms=%.2f num_bytes=%d", plan.describe(), 1e3 * stall_s, num_bytes)
         if not stays:
             if exits:
-                self._link.close()
-                # Code 0: SGLang's watchers take it for a normal end and go on serving.
-                raise SystemExit(0)
+                self._exit()
             self._park()
+
+    def _exit(self) -> NoReturn:
+        self._link.close()
+        # Code 0: SGLang's watchers take it for a normal end and go on serving.
+        raise SystemExit(0)
 
     def _park(self) -> None:
         """Wait outside the group, without the CPU, until a change or a recovery brings this rank back in."""
@@ -289,6 +292,8 @@ class ElasticRuntime:
                 inboxes = []
             for order in self._link.orders():
                 self._member.take(order)
+            if self._member.stands_down:
+                self._exit()
             if self._member.must_recover:
                 self._recover("its parking place")
                 if not self._is_parked:

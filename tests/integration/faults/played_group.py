@@ -101,6 +101,9 @@ class PlayedServer:
         assert pid is not None
         os.kill(pid, number)
 
+    def exit_code(self, rank: int) -> int | None:
+        return self._processes[rank].exitcode
+
     def arm(self, action: str, rank: int, point: str) -> Path:
         path = self._folder / "faults" / f"{action}-{rank}-{point}"
         path.touch()

@@ -188,6 +188,18 @@ def test_a_parked_rank_is_killed_and_nobody_notices(start: Start) -> None:
     assert server.status().recoveries == ()
 
 
+def test_a_parked_rank_ends_with_its_server(start: Start) -> None:
+    server = start()
+    assert server.result(server.manager.release((3,))).ok
+    works = submit(server, 40, (0, 1, 2))
+    server.wait_tokens(all_of(works), 5)
+    server.manager.stand_down()
+    server.wait(lambda: server.exit_code(3) == 0, "ended")
+    # Those in the group are told by SGLang; till then they go on, and nobody is lost.
+    server.assert_whole(all_of(works))
+    assert server.status().lost == ()
+
+
 def test_a_parked_rank_takes_part_and_returns_where_the_floor_needs_it(start: Start) -> None:
     server = start(floor=3)
     assert server.result(server.manager.release((1,))).ok
