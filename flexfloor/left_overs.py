@@ -1,8 +1,9 @@
 """Temporary folders and shared memory that killed processes leave behind, and their removal.
 
 A folder of ours holds a file that its owner locks for life. The kernel drops the lock however the owner ends,
-so whoever gets the lock of another folder knows that nobody uses it. SGLang's shared memory has no such mark:
-it is removed when the process that its name tells is gone, or when no process has mapped it for a while.
+so whoever gets the lock of another folder knows that nobody uses it. Shared memory has no such mark: what a
+server of ours shares is written down in the folder, and goes with it. Of servers without a folder only SGLang's
+own is removed, when the process that its name tells is gone, or when nobody has mapped it for a while.
 """
 
 import fcntl
@@ -19,6 +20,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 LOCK_NAME = "owner.lock"
+NOTE_NAME = "shared_memory.txt"
 SHARED_MEMORY = Path("/dev/shm")
 POLL_S = 0.1
 UNMAPPED_S = 600.0
@@ -43,7 +45,16 @@ def private_folder() -> Iterator[Path]:
         try:
             yield Path(name)
         finally:
+            _remove_noted(Path(name))
             os.close(lock)
+
+
+def note_shared_memory(folder: Path, pids: Iterable[int]) -> None:
+    """Write down in a private folder what these processes share: it is to go with the folder, by number."""
+    found = server_files(pids) - server_files([os.getpid()])
+    lines = [f"{_number(path)} {path}\n" for path in sorted(found)]
+    with (folder / NOTE_NAME).open("a", encoding="utf-8") as file:
+        file.writelines(lines)
 
 
 def hold(folder: Path, *, through_exec: bool = False, timeout_s: float = 0.0) -> int:
@@ -94,6 +105,7 @@ def remove_left_folders(parent: Path, prefix: str = _PREFIX) -> list[Path]:
     for folder in sorted(parent.glob(f"{prefix}*")):
         with suppress(OSError):
             if _is_left(folder):
+                _remove_noted(folder)
                 shutil.rmtree(folder, ignore_errors=True)
                 removed.append(folder)
     if removed:
@@ -144,6 +156,15 @@ def remove(paths: Iterable[Path]) -> None:
         with suppress(OSError):
             if path.lstat().st_uid == os.getuid():
                 path.unlink()
+
+
+def _remove_noted(folder: Path) -> None:
+    with suppress(FileNotFoundError):
+        for line in (folder / NOTE_NAME).read_text(encoding="utf-8").splitlines():
+            number, _, name = line.rpartition(" ")
+            # A name may have been taken again by somebody else.
+            if str(_number(Path(name))) == number:
+                remove([Path(name)])
 
 
 def _is_left(folder: Path) -> bool:

@@ -104,6 +104,7 @@ def _run(config: TrainConfig) -> int:
             rewards=rewards,
             console=console,
             check=services.check,
+            on_ready=services.note_server,
         )
         with console.phase("starting", None), stop.interruptible():
             trainer = stack.enter_context(trainer_start.ready())

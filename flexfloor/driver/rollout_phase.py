@@ -59,7 +59,10 @@ class RolloutOutcome:
 
 
 class RolloutPhase:
-    """Draws and scores steps on one server. `check` raises when a process of the run has ended."""
+    """Draws and scores steps on one server. `check` raises when a process of the run has ended.
+
+    `on_ready` is called whenever a server has become ready.
+    """
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class RolloutPhase:
         rewards: RewardPool,
         console: RunConsole,
         check: Callable[[], None],
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._server_url = server_url
@@ -83,6 +87,7 @@ class RolloutPhase:
         self._rewards = rewards
         self._console = console
         self._check = check
+        self._on_ready = on_ready
         self._run_dir = Path(config.run_dir)
         self._ledger_dir = self._run_dir / "ledger"
         self._ledger_dir.mkdir(parents=True, exist_ok=True)
@@ -100,6 +105,7 @@ class RolloutPhase:
                 await engine.wait_ready(timeout_s, check_alive=self._check)
 
         asyncio.run(wait())
+        self._on_ready()
 
     def run(
         self,

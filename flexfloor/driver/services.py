@@ -10,7 +10,7 @@ from pathlib import Path
 from flexfloor.config import TrainConfig
 from flexfloor.config.choices import MembershipMode
 from flexfloor.errors import ChildProcessError, ConfigError, FlexfloorError
-from flexfloor.left_overs import private_folder, remove_left_shared_memory
+from flexfloor.left_overs import note_shared_memory, private_folder, remove_left_shared_memory
 from flexfloor.membership.endpoint import CurveKeys
 from flexfloor.processes import ChildProcess, ChildProcesses
 from flexfloor.rollout.ports import free_base_port
@@ -106,6 +106,12 @@ class Services:
             stop_signal=signal.SIGKILL,
         )
         return f"http://127.0.0.1:{port}"
+
+    def note_server(self) -> None:
+        """The server is ready. Once it was killed nobody could tell any more what it had shared."""
+        if self._server is not None:
+            below = [process.pid for process in self._server.descendants()]
+            note_shared_memory(self._socket_dir, [self._server.pid, *below])
 
     def restart_server(self, model_path: Path) -> str:
         """End the server that this run has started, and start another one at the URL returned."""

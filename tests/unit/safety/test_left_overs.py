@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flexfloor import left_overs
@@ -30,9 +31,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def start_owner(temporary: Path) -> tuple["subprocess.Popen[str]", Path]:
+def start_owner(temporary: Path, script: str = OWNER) -> tuple["subprocess.Popen[str]", Path]:
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER],
+        [sys.executable, "-c", script],
         env={**os.environ, "TMPDIR": str(temporary)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -57,6 +58,57 @@ def test_the_folder_of_a_killed_process_goes_with_the_next_start(temporary: Path
     alive.communicate("", timeout=20)
     assert not used.exists()
     assert not folder.exists()
+
+
+NOTES = """
+import multiprocessing, os, sys
+from pathlib import Path
+from flexfloor.left_overs import note_shared_memory, private_folder
+with private_folder() as folder:
+    print(folder, flush=True)
+    sharer = int(sys.stdin.readline())
+    note_shared_memory(folder, [sharer])
+    print("noted", flush=True)
+    sys.stdin.read()
+"""
+SHARES = """
+import multiprocessing, sys
+locks = [multiprocessing.get_context("spawn").Lock() for _ in range(2)]
+print(*[lock._semlock.name for lock in locks], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_shared_memory_that_a_killed_server_had_goes_with_its_folder(
+    temporary: Path, is_killed: bool
+) -> None:
+    sharer, names = start_owner(temporary, SHARES)
+    shared = [Path("/dev/shm", f"sem.{name.lstrip('/')}") for name in str(names).split()]
+    assert sharer.stdin is not None
+    owner, _folder = start_owner(temporary, NOTES)
+    assert owner.stdin is not None
+    assert owner.stdout is not None
+    owner.stdin.write(f"{sharer.pid}\n")
+    owner.stdin.flush()
+    assert owner.stdout.readline() == "noted\n"
+    # All at once, and its resource tracker too, as a job's end does it.
+    for process in [*psutil.Process(sharer.pid).children(), sharer]:
+        process.kill()
+    sharer.wait(20)
+    # Somebody else's by now, under the old name.
+    shared[1].unlink()
+    shared[1].touch()
+    if is_killed:
+        owner.kill()
+        owner.wait(20)
+        assert shared[0].exists()
+        with left_overs.private_folder():
+            pass
+    else:
+        owner.communicate(timeout=20)
+    assert [path.exists() for path in shared] == [False, True]
+    shared[1].unlink()
 
 
 def test_a_held_folder_is_not_taken(tmp_path: Path) -> None:
