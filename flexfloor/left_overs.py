@@ -2,8 +2,8 @@
 
 A folder of ours holds a file that its owner locks for life. The kernel drops the lock however the owner ends,
 so whoever gets the lock of another folder knows that nobody uses it. Shared memory has no such mark: what a
-server of ours shares is written down in the folder, and goes with it. Of servers without a folder only SGLang's
-own is removed, when the process that its name tells is gone, or when nobody has mapped it for a while.
+server of ours shares is written down in the folder, and goes with it. Of servers without a folder what SGLang
+names itself is removed, when the process in the name is gone, or when nobody has mapped it for a while.
 """
 
 import fcntl
