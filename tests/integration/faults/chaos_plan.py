@@ -47,6 +47,7 @@ KINDS = (
     Kind(victim="driver", action="kill", phase="sync", weight=1),
     Kind(victim="driver", action="kill", phase="save", weight=1),
 )
+SURE = next(kind for kind in KINDS if kind.victim == "server" and kind.phase == "sync")
 OTHERS_NEED_A_LOSS = ("recovery",)
 """Points that are reached only when another rank was lost before."""
 
@@ -85,10 +86,13 @@ def plan(num_kills: int, seed: int) -> list[list[Injection]]:
 
 
 def again(missed: Injection, seed: int) -> list[Injection]:
-    """A step for an injection that has not hit, with what it needs before it."""
+    """A step for an injection that has not hit, with what it needs before it, and a sure one after it.
+
+    The sure one makes up for the step: not in every rollout a rank leaves, so a miss may miss once more.
+    """
     generator = random.Random(seed)
     needs = missed.kind.phase in OTHERS_NEED_A_LOSS
-    return _placed([KINDS[0], missed.kind] if needs else [missed.kind], generator)
+    return [*_placed([KINDS[0], missed.kind] if needs else [missed.kind], generator), Injection(kind=SURE)]
 
 
 def _together(kinds: Sequence[Kind], generator: random.Random) -> list[list[Injection]]:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -234,8 +234,12 @@ class ChaosRun:
         match hit.injection.kind.phase:
             case "parked":
                 status = self._watch.status
-                is_parked = status is not None and status.states.get(hit.injection.ep_rank) == "parked"
-                return "its state is parked" if is_parked else ""
+                parked = [] if status is None else [r for r, s in status.states.items() if s == "parked"]
+                if not parked:
+                    return ""
+                # Whoever parks first, for not every rank does in every rollout.
+                hit.injection = replace(hit.injection, ep_rank=parked[0])
+                return "its state is parked"
             case "rollout" | "any":
                 if not path.exists() or not (num := read_ledger(path).state.num_tokens):
                     return ""

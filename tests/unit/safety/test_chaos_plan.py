@@ -8,7 +8,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "integration" / "faults"))
 
-from chaos_plan import KINDS, Injection, again, plan, quotas
+from chaos_plan import KINDS, SURE, Injection, again, plan, quotas
 
 
 @pytest.mark.parametrize("num_kills", [19, 25, 60, 100])
@@ -38,8 +38,9 @@ def test_the_plan_holds_what_was_asked_for(seed: int) -> None:
 def test_what_has_missed_comes_again_with_what_it_needs() -> None:
     for kind in KINDS:
         step = again(Injection(kind=kind), 1)
-        assert step[-1].kind == kind
-        assert [one.kind.phase for one in step[:-1]] == (["decode"] if kind.phase == "recovery" else [])
+        assert step[-1].kind == SURE
+        needed = ["decode"] if kind.phase == "recovery" else []
+        assert [one.kind.phase for one in step[:-1]] == [*needed, kind.phase]
 
 
 def test_a_short_run_takes_the_heaviest_kinds() -> None:
