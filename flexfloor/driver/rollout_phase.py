@@ -19,7 +19,7 @@ from flexfloor.driver.prompts import TokenizedPrompt, Tokenizer
 from flexfloor.driver.recorded import recorded_state, whole_step
 from flexfloor.driver.step_scheduler import StepBatch, StepScheduler
 from flexfloor.driver.worker_uses import worker_use
-from flexfloor.errors import DeadlineExceeded
+from flexfloor.errors import DeadlineExceeded, FlexfloorError
 from flexfloor.membership.client import DriverClient
 from flexfloor.membership.endpoint import Endpoint
 from flexfloor.report.console import Advance, RunConsole
@@ -39,6 +39,7 @@ from flexfloor.types import Response, ResponseRequest
 
 logger = logging.getLogger(__name__)
 
+STATUS_TIMEOUT_S = 10.0
 _WATCH_INTERVAL_S = 0.5
 
 Value = TypeVar("Value")
@@ -176,6 +177,18 @@ class RolloutPhase:
                 result = client.rejoin()
             if not result.ok:
                 raise RejoinFailed(f"ranks that left in a run before this one stay away: {result.reason}")
+
+    def lost_ranks(self) -> tuple[int, ...]:
+        """Of the server now, as far as its membership can be asked."""
+        if self._membership_folder is None:
+            return ()
+        try:
+            endpoint = Endpoint.read(self._membership_folder)
+            with DriverClient(endpoint, timeout_s=STATUS_TIMEOUT_S) as client:
+                return client.status().lost
+        except (OSError, ValueError, FlexfloorError):
+            # Whoever asks has a failure in hand that says more.
+            return ()
 
     async def _abort_all(self) -> None:
         async with self._engine() as engine:

@@ -1,7 +1,7 @@
 """The steps of a run: rollout, reward, train, sync weights, over services that are ready.
 
-A server that this run started and that ends in a rollout or a sync is started anew, gets the step's very
-weights from the trainer, and the step goes on from its ledger.
+A server that this run started and that ends in a rollout or a sync, or has lost ranks before a sync, is
+started anew, gets the step's very weights from the trainer, and the step goes on from its ledger.
 """
 
 import logging
@@ -24,7 +24,7 @@ from flexfloor.driver.rollout_phase import RolloutOutcome, RolloutPhase
 from flexfloor.driver.services import ServerEnded
 from flexfloor.driver.step_scheduler import StepBatch, StepScheduler
 from flexfloor.driver.stopping import StopSignals
-from flexfloor.errors import FlexfloorError, StaleWeightsError
+from flexfloor.errors import ChildProcessError, FlexfloorError, StaleWeightsError
 from flexfloor.report.console import RunConsole
 from flexfloor.report.metrics import MetricsLog
 from flexfloor.rollout.ledger import step_path
@@ -209,8 +209,17 @@ class Run:
             return self._bring_back(weight_version)
 
     def _push_blamed(self, weight_version: int) -> SyncStats:
-        with self._blamed():
-            return self._sync(weight_version)
+        try:
+            with self._blamed():
+                return self._sync(weight_version)
+        except ChildProcessError:
+            raise
+        except FlexfloorError as error:
+            # A server that lives without some of its ranks takes no weights: as good as ended.
+            lost = self._rollout.lost_ranks()
+            if not lost:
+                raise
+            raise ServerEnded(f"the server has lost ep_ranks {list(lost)}: {error}") from error
 
     def _bring_back(self, weight_version: int) -> SyncStats:
         """A server in place of one that has ended, with these weights. Raises ServerEnded at the limit."""
@@ -230,8 +239,8 @@ class Run:
             raise error
         logger.info("event=server_ended restart=%d of %d %s", self._num_deaths, limit, error)
         self._console.say(
-            f"the server has ended; starting it anew ({self._num_deaths} of {limit}). Its last lines are in "
-            f"{Path(self._config.run_dir) / 'logs' / 'server.log'}"
+            f"the server has ended or lost ranks; starting it anew ({self._num_deaths} of {limit}). Its last "
+            f"lines are in {Path(self._config.run_dir) / 'logs' / 'server.log'}"
         )
 
     def _maybe_checkpoint(self) -> None:

@@ -3,8 +3,9 @@
 import datetime
 import itertools
 import socket
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -63,7 +64,13 @@ class WeightGroup:
         }
         with ThreadPoolExecutor(max_workers=1) as pool:
             answer = pool.submit(request, body)
-            group = _new_group(backend, store, name, world_size, answer)
+            joined = _in_thread(name, lambda: _new_group(backend, store, name, world_size, answer))
+            both: list[Future[Any]] = [answer, joined]
+            wait(both, return_when=FIRST_COMPLETED)
+            # A server that refuses never joins, and its reason must not wait for the group's deadline.
+            if answer.done():
+                answer.result()
+            group = joined.result()
             answer.result()
         return cls(name, group, store)
 
@@ -78,6 +85,24 @@ class WeightGroup:
         # First the answer: a server that refuses never receives, and the broadcast would hide why.
         answer.result()
         work.wait()
+
+
+def _in_thread(name: str, make: Callable[[], dist.ProcessGroup]) -> "Future[dist.ProcessGroup]":
+    """In a thread that can be given up: nothing breaks off the wait for ranks that never come."""
+    made: Future[dist.ProcessGroup] = Future()
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+    def run() -> None:
+        try:
+            if device is not None:
+                torch.cuda.set_device(device)
+            made.set_result(make())
+        # Handed over to the thread that waits.
+        except Exception as error:
+            made.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return made
 
 
 def own_address(server_url: str) -> str:

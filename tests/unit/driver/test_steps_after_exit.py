@@ -12,14 +12,19 @@ from flexfloor.driver.resume import RunStart
 from flexfloor.driver.services import ServerEnded
 from flexfloor.driver.steps import Run
 from flexfloor.driver.stopping import StopSignals
+from flexfloor.errors import FlexfloorError
 
 
 class Journal(list[str]):
     """Everything around the steps, which writes down what it is asked to do."""
 
-    def __init__(self, exited: list[tuple[int, ...]], deaths: Collection[str] = ()) -> None:
+    def __init__(
+        self, exited: list[tuple[int, ...]], deaths: Collection[str] = (), losses: Collection[str] = ()
+    ) -> None:
         self.exited = exited
         self.deaths = set(deaths)
+        self.losses = set(losses)
+        self.lost: tuple[int, ...] = ()
 
     def die_in(self, what: str) -> None:
         """The server ends the first time that it is asked this."""
@@ -27,6 +32,15 @@ class Journal(list[str]):
             self.deaths.remove(what)
             self.append(f"dies in {what}")
             raise ServerEnded(what)
+
+    def refuse_in(self, what: str) -> None:
+        """The server has lost a rank, and lives."""
+        if what in self.losses:
+            self.lost = (1,)
+            raise FlexfloorError(what)
+
+    def lost_ranks(self) -> tuple[int, ...]:
+        return self.lost
 
     def batch(self, step: int) -> SimpleNamespace:
         return SimpleNamespace(indices=())
@@ -56,6 +70,7 @@ class Journal(list[str]):
     def sync_weights(self, weight_version: int, server_url: str) -> SimpleNamespace:
         self.append(f"weights {weight_version} to {server_url}")
         self.die_in(f"sync {weight_version}")
+        self.refuse_in(f"sync {weight_version} of {server_url}")
         return SimpleNamespace(weight_checksum=f"of {weight_version}", num_bytes=1, seconds=0.0)
 
     def say(self, text: str) -> None:
@@ -158,6 +173,23 @@ def test_a_server_that_ends_is_replaced_and_the_step_goes_on(deaths: Collection[
     steps_of(journal).run()
     assert " | ".join(journal) == f"weights 0 to first | {expected}"
     assert not journal.deaths
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_server_that_loses_a_rank_before_a_sync_is_replaced(version: int) -> None:
+    journal = Journal([()], losses={f"sync {version} of first"})
+    steps_of(journal).run()
+    anew = f"weights {version} to first | restart | draw from second | ready | weights {version} to second"
+    assert anew in " | ".join(journal)
+    assert journal[-1] == "record 1 bytes"
+
+
+def test_a_sync_that_fails_with_a_whole_server_ends_the_run() -> None:
+    journal = Journal([()], losses={"sync 1 of first"})
+    journal.lost_ranks = lambda: ()  # type: ignore[method-assign]
+    with pytest.raises(FlexfloorError, match="sync 1 of first"):
+        steps_of(journal).run()
+    assert "restart" not in journal
 
 
 def test_servers_that_do_nothing_but_end_end_the_run() -> None:
