@@ -25,7 +25,7 @@ from flexfloor.membership.endpoint import Endpoint
 from flexfloor.membership.status import MembershipStatus, RecoveryRecord
 from flexfloor.rollout.ledger import read_ledger, step_path
 
-HEARTBEAT_TIMEOUT_S = 4.0
+HEARTBEAT_TIMEOUT_S = 8.0
 POLL_S = 0.02
 STATUS_TIMEOUT_S = 1.0
 PHASE_DEADLINE_S = 240.0
