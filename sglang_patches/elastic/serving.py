@@ -205,6 +205,9 @@ class ServerMembership:
         if self._tokenizer_manager.gracefully_exit:
             return
         logger.critical("flexfloor: %s", reason)
+        # SGLang's diagnostics of a hang take over a minute, and this reason is known.
+        for name in ("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH"):
+            os.environ.setdefault(name, "0")
         # SGLang's own way to end: its handler kills the whole process tree.
         os.kill(os.getpid(), signal.SIGQUIT)
 
