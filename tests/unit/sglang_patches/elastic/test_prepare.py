@@ -4,7 +4,7 @@ The ranks' background threads are the real ones; copies go through queues instea
 """
 
 import queue
-from collections import defaultdict
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,11 +31,17 @@ class Mail:
     """Copies under way, by sender, receiver and tag."""
 
     def __init__(self) -> None:
-        self.boxes: dict[tuple[int, int, int], Box] = defaultdict(queue.SimpleQueue)
+        self._boxes: dict[tuple[int, int, int], Box] = {}
+        # Sender and receiver ask for the same new box at once, and must not get one each.
+        self._lock = threading.Lock()
+
+    def box(self, sender: int, receiver: int, tag: int) -> Box:
+        with self._lock:
+            return self._boxes.setdefault((sender, receiver, tag), queue.SimpleQueue())
 
     @property
     def num_unread(self) -> int:
-        return sum(box.qsize() for box in self.boxes.values())
+        return sum(box.qsize() for box in self._boxes.values())
 
 
 class Transfer:
@@ -50,9 +56,9 @@ class Transfer:
         for moves in (sends, receives):
             assert len({(move.peer, move.tag) for move in moves}) == len(moves)
         for move in sends:
-            self.mail.boxes[self.ep_rank, move.peer, move.tag].put(move.tensor.clone())
+            self.mail.box(self.ep_rank, move.peer, move.tag).put(move.tensor.clone())
         for move in receives:
-            move.tensor.copy_(self.mail.boxes[move.peer, self.ep_rank, move.tag].get(timeout=DEADLINE_S))
+            move.tensor.copy_(self.mail.box(move.peer, self.ep_rank, move.tag).get(timeout=DEADLINE_S))
         return sum(move.tensor.nbytes for move in receives)
 
 
