@@ -143,7 +143,7 @@ def _build(scheduler: Any, config: PluginConfig, placement: ExpertPlacement) -> 
         controls,
         recovery,
         faults,
-        None if _repeats(scheduler, config) else PrefillAgain(scheduler),
+        PrefillAgain(scheduler) if recovers and not _repeats(scheduler, config) else None,
     )
 
 
@@ -180,7 +180,7 @@ def _recovers(scheduler: Any, config: PluginConfig) -> bool:
 
 def _repeats(scheduler: Any, config: PluginConfig) -> bool:
     problem = unsafe_repeat(scheduler.model_config)
-    if problem and config.recovers:
+    if problem:
         logger.warning("flexfloor: requests are prefilled again after a loss: %s", problem)
     return not problem and config.retry == "auto"
 

@@ -162,6 +162,7 @@ def test_number_of_ranks(flags: list[str], num_ranks: int) -> None:
         ([*CPU, "--flexfloor-prepare-timeout", "soon"], "Fix: give a positive number"),
         ([*CPU, "--flexfloor-release", "soon"], "=soon: unknown. Fix: one of manual, drained, policy"),
         ([*CPU, "--flexfloor-release=drained"], "nobody can leave a static group. Fix: add --flexfloor-memb"),
+        ([*CPU, "--flexfloor-retry", "never"], "--flexfloor-retry=never: unknown. Fix: one of auto, prefill"),
         ([*CPU, "--flexfloor-release-quiet", "0"], "--flexfloor-release-quiet=0: not a time in seconds"),
         ([*CPU, "--flexfloor-clock", "b200"], "--flexfloor-clock=b200: unknown. Fix: one of neutral, h20"),
         ([*CPU, "--flexfloor-delays", "0.5"], "--flexfloor-delays=0.5: not probability,min_s,max_s,seed"),
